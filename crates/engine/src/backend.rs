@@ -1,0 +1,95 @@
+//! What a backend is: something that evaluates batches of one model over its own KV blocks.
+
+use std::fmt;
+
+use crate::batch::{Batch, Output};
+
+/// How keys and values are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvKind {
+    /// bfloat16, rounded to nearest even when a position is appended.
+    #[default]
+    Bf16,
+    /// Signed bytes with one f32 scale a head row of 128.
+    Q8_0,
+}
+
+/// The KV storage that a backend is built with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvConfig {
+    /// Blocks of [`crate::batch::BLOCK`] positions.
+    pub blocks: usize,
+    /// Storage type.
+    pub kind: KvKind,
+}
+
+/// What one call may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens a call.
+    pub tokens: usize,
+    /// Answer rows a call.
+    pub rows: usize,
+    /// KV blocks; valid ids are below this.
+    pub blocks: usize,
+    /// Positions a sequence.
+    pub context: usize,
+    /// Rows of the vocabulary.
+    pub vocab: usize,
+}
+
+/// Evaluates batches. One thread drives it.
+///
+/// Submission and collection are separate so that a device can work on step N + 1 while the host reads
+/// step N. A backend without a queue computes in `submit`.
+pub trait Backend: Send {
+    /// What one call may hold.
+    fn limits(&self) -> Limits;
+
+    /// Starts a batch. At most two batches may be submitted and not yet collected.
+    fn submit(&mut self, batch: &Batch) -> Result<(), BackendError>;
+
+    /// Waits for the oldest submitted batch and writes its answers.
+    fn collect(&mut self, out: &mut Output) -> Result<(), BackendError>;
+
+    /// Evaluates one batch to its end.
+    fn forward(&mut self, batch: &Batch, out: &mut Output) -> Result<(), BackendError> {
+        self.submit(batch)?;
+        self.collect(out)
+    }
+}
+
+/// Why a backend could not do what was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackendError {
+    /// The backend cannot run on this machine.
+    Unavailable(String),
+    /// Not enough memory: what for, bytes needed, bytes free.
+    Memory {
+        /// What the memory was for.
+        purpose: &'static str,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// The batch breaks the contract of [`Batch`].
+    Batch(String),
+    /// The device failed.
+    Device(String),
+}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BackendError::Unavailable(why) => write!(f, "backend unavailable: {why}"),
+            BackendError::Memory { purpose, needed, free } => {
+                write!(f, "{purpose} needs {needed} bytes, {free} are free")
+            }
+            BackendError::Batch(what) => write!(f, "invalid batch: {what}"),
+            BackendError::Device(what) => write!(f, "device: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for BackendError {}

@@ -1,0 +1,5 @@
+//! The `kipp` command line.
+
+#![forbid(unsafe_code)]
+
+fn main() {}

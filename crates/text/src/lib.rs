@@ -1,0 +1,3 @@
+//! Text in and out of a model: tokens, chat prompts, streams of characters, thoughts and tool calls.
+
+#![forbid(unsafe_code)]
