@@ -48,7 +48,7 @@ impl<'a> Rig<'a> {
 
     /// Random tokens of the whole vocabulary.
     pub fn tokens(&mut self, count: usize) -> Vec<u32> {
-        let vocab = self.subject.model.spec.vocab;
+        let vocab = self.subject.model.spec().vocab;
         (0..count).map(|_| self.roll(vocab) as u32).collect()
     }
 
