@@ -5,7 +5,6 @@ mod common;
 use std::sync::Arc;
 
 use common::{Golden, goldens, manifest};
-use engine::batch::BLOCK;
 use engine::conformance::nmse;
 use engine::sampling::argmax;
 use engine::{
@@ -18,7 +17,7 @@ use model::{Model, Scheme, Spec};
 const BOUND: f64 = 1e-6;
 
 fn oracle(model: &Arc<Model>, positions: usize) -> (Oracle, KvPool) {
-    let kv = KvConfig { blocks: positions.div_ceil(BLOCK), kind: KvKind::Bf16 };
+    let kv = KvConfig::for_positions(positions, KvKind::Bf16);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     (Oracle::new(Arc::clone(model), kv, threads), KvPool::new(kv.blocks))
 }

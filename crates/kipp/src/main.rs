@@ -10,7 +10,6 @@ mod ls;
 mod options;
 mod output;
 mod ppl;
-mod render;
 mod store;
 mod tokenize;
 
@@ -32,8 +31,6 @@ enum Verb {
     Generate(generate::Args),
     /// Prints the token ids of a text.
     Tokenize(tokenize::Args),
-    /// Prints the prompt text of a chat request.
-    Render(render::Args),
     /// Says what is in a model file.
     Inspect(inspect::Args),
     /// Lists the checkpoints that kipp runs and which of them are here.
@@ -46,7 +43,6 @@ fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Generate(args) => generate::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
-        Verb::Render(args) => render::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
         Verb::Ppl(args) => ppl::run(args),

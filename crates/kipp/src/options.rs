@@ -5,7 +5,6 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use engine::batch::BLOCK;
 use engine::{Backend, KvConfig, KvKind, Oracle, SamplingParams};
 use model::Model;
 
@@ -59,7 +58,7 @@ impl ModelOptions {
         match self.ctx {
             None => Ok(most),
             Some(ctx) if (1..=most).contains(&ctx) => Ok(ctx),
-            Some(ctx) => bail!("--ctx: expected 1 to {most}, which the checkpoint was made for, found {ctx}"),
+            Some(ctx) => bail!("--ctx: expected 1 to {most}, the checkpoint's own, found {ctx}"),
         }
     }
 
@@ -75,7 +74,7 @@ impl ModelOptions {
             KvName::Bf16 => KvKind::Bf16,
             KvName::Q8_0 => KvKind::Q8_0,
         };
-        let kv = KvConfig { blocks: positions.div_ceil(BLOCK), kind };
+        let kv = KvConfig::for_positions(positions, kind);
         match self.backend {
             BackendName::Oracle => Ok(Box::new(Oracle::new(Arc::clone(model), kv, self.threads()))),
         }
