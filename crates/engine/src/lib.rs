@@ -13,6 +13,7 @@ pub mod philox;
 pub mod request;
 pub mod rope;
 pub mod sampling;
+pub mod scripted;
 pub mod sequence;
 
 pub use backend::{Backend, BackendError, KvConfig, KvKind, Limits};
@@ -22,4 +23,5 @@ pub use kv::KvPool;
 pub use oracle::Oracle;
 pub use request::{Event, FinishReason, Finished, Request};
 pub use sampling::{Sample, Sampler, SamplingParams};
+pub use scripted::Scripted;
 pub use sequence::Sequence;
