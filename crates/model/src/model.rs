@@ -17,6 +17,15 @@ use crate::tensor::Bytes;
 use crate::vocabulary::Vocabulary;
 use crate::weights::Weights;
 
+/// The file of kipp-tiny, aligned like the tensors in it.
+static BUILTIN: Aligned<[u8; include_bytes!("../data/kipp-tiny.gguf").len()]> =
+    Aligned(*include_bytes!("../data/kipp-tiny.gguf"));
+
+#[repr(align(64))]
+struct Aligned<T>(T);
+
+const _: () = assert!(align_of::<Aligned<u8>>() == crate::gguf::ALIGNMENT as usize);
+
 /// Which checkpoint a model is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Identity {
@@ -97,6 +106,12 @@ impl Model {
         Ok(Self { identity: checkpoint.into(), scheme, head, origin, weights })
     }
 
+    /// kipp-tiny, which is part of the program; its weights are used where they lie.
+    pub fn builtin() -> Result<Self> {
+        let file: &'static [u8] = &BUILTIN.0;
+        Self::read(Bytes::new(file))
+    }
+
     /// A synthetic model in memory, of a registered checkpoint or of any dimensions.
     pub fn synthetic(
         identity: impl Into<Identity>,
@@ -146,5 +161,21 @@ impl Model {
     /// Its tokens, if it is of a size that has any.
     pub fn vocabulary(&self) -> Option<&'static Vocabulary> {
         Vocabulary::of(self.spec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_builtin_model_is_kipp_tiny() {
+        let model = Model::builtin().unwrap();
+        assert_eq!(model.checkpoint(), Checkpoint::find("kipp-tiny"));
+        assert_eq!((model.scheme, model.head), (Scheme::Bf16, Scheme::Bf16));
+        let revision = Checkpoint::find("kipp-tiny").unwrap().revision;
+        let sha256 = vec![format!("{revision}  model.safetensors")];
+        assert_eq!(model.origin, Origin::Pinned { sha256 });
+        assert_eq!(model.weights.embedding.bytes().as_ptr() as usize % 64, 0);
     }
 }
