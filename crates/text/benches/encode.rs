@@ -6,7 +6,7 @@ use std::time::Instant;
 use text::{Special, Tokenizer};
 
 fn main() {
-    let arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
+    let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
     let Some(path) = arguments.next_back() else { return };
     let text = std::fs::read_to_string(path).expect("the file holds UTF-8");
     let start = Instant::now();
