@@ -12,6 +12,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::mapping;
+use crate::scheme;
 use crate::tensor::{Bytes, TensorType};
 
 /// Longest tensor name that the format allows.
@@ -20,6 +21,9 @@ const MAX_NAME: usize = 64;
 const MAX_DIMS: u32 = 4;
 /// Larger alignments are taken for damage.
 const MAX_ALIGNMENT: u32 = 1 << 16;
+
+/// Blocks that are decoded at once when values are checked.
+const CHECKED_BLOCKS: usize = 1024;
 
 /// A GGUF file, or one in memory.
 #[derive(Debug)]
@@ -79,6 +83,30 @@ impl Gguf {
     /// The bytes of one of this file's tensors.
     pub fn bytes(&self, tensor: &TensorInfo) -> Bytes {
         self.file.slice(tensor.range.clone()).expect("ranges were checked when the file was read")
+    }
+
+    /// Decodes every tensor and refuses the first weight that is not finite.
+    pub fn check_values(&self) -> Result<()> {
+        let mut values = Vec::new();
+        for tensor in &self.tensors {
+            let &TensorInfo { ref name, ty, .. } = tensor;
+            for (i, piece) in
+                self.bytes(tensor).chunks(CHECKED_BLOCKS * ty.block_bytes()).enumerate()
+            {
+                values.resize(piece.len() / ty.block_bytes() * ty.block(), 0.0);
+                scheme::decode(ty, piece, &mut values);
+                if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+                    let index = i * CHECKED_BLOCKS * ty.block() + at;
+                    return Err(Error::Value {
+                        tensor: name.clone(),
+                        index,
+                        value: values[at],
+                        ty,
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 }
 
