@@ -5,6 +5,7 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use engine::conformance::Reproducibility;
 use engine::{Backend, KvConfig, KvKind, Oracle, SamplingParams};
 use model::Model;
 
@@ -34,6 +35,22 @@ pub struct ModelOptions {
 pub enum BackendName {
     /// The scalar definition of the model: slow, for reference
     Oracle,
+}
+
+impl BackendName {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            BackendName::Oracle => "oracle",
+        }
+    }
+
+    /// What it promises about its own sums.
+    pub fn reproducibility(self) -> Reproducibility {
+        match self {
+            BackendName::Oracle => Reproducibility::Bitwise,
+        }
+    }
 }
 
 /// KV storage types.
@@ -74,7 +91,11 @@ impl ModelOptions {
             KvName::Bf16 => KvKind::Bf16,
             KvName::Q8_0 => KvKind::Q8_0,
         };
-        let kv = KvConfig::for_positions(positions, kind);
+        self.backend_with(model, KvConfig::for_positions(positions, kind))
+    }
+
+    /// A backend with this KV cache.
+    pub fn backend_with(&self, model: &Arc<Model>, kv: KvConfig) -> Result<Box<dyn Backend>> {
         match self.backend {
             BackendName::Oracle => Ok(Box::new(Oracle::new(Arc::clone(model), kv, self.threads()))),
         }
