@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use engine::conformance::{Finding, GATES, Gate, Reproducibility, Rig, Subject};
+use engine::conformance::{Finding, GATES, Gate, Rig, Subject};
 use engine::{BackendError, KvConfig};
 use model::{Checkpoint, Model, Scheme};
 use serde_json::{Value, json};
