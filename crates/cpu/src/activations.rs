@@ -50,25 +50,22 @@ pub struct Activations {
     pub offsets: Shared<i32>,
     /// Sums of a block's codes. `[tile][cols / 32][n]`
     pub sums: Shared<f32>,
-    /// Inputs of the matrix at hand.
+    /// Inputs a token.
     pub cols: usize,
     /// Largest code: see [`crate::panels::Format::levels`].
     pub levels: f32,
-    /// Tile of each token.
-    pub tile_of: Vec<Tile>,
 }
 
 impl Activations {
-    /// Room for `tokens` tokens of up to `cols` inputs.
-    pub fn new(tokens: usize, cols: usize) -> Self {
+    /// Room for `tokens` tokens of `cols` inputs, with codes of up to `levels`.
+    pub fn new(tokens: usize, cols: usize, levels: f32) -> Self {
         Activations {
             codes: Shared::new(tokens * cols / 2),
             scales: Shared::new(tokens * cols.div_ceil(WIDE)),
             offsets: Shared::new(tokens * cols.div_ceil(NARROW)),
             sums: Shared::new(tokens * cols.div_ceil(NARROW)),
             cols,
-            levels: 0.0,
-            tile_of: Vec::with_capacity(tokens),
+            levels,
         }
     }
 }
@@ -84,13 +81,19 @@ pub enum Source {
     Gated(*const f32, *const f32),
 }
 
-/// Quantises row `token` of `source`; `row` is scratch for it.
+/// Quantises row `token`, of `tile`, of `source`; `row` is scratch for it.
 ///
 /// # Safety
 /// The source holds that row, `row` has `to.cols` elements (a multiple of 32), no other thread
 /// touches this token's codes, and the machine has the class's features.
 #[inline(always)]
-pub unsafe fn quantise<S: Simd>(to: &Activations, token: usize, source: &Source, row: &mut [f32]) {
+pub unsafe fn quantise<S: Simd>(
+    to: &Activations,
+    tile: Tile,
+    token: usize,
+    source: &Source,
+    row: &mut [f32],
+) {
     let cols = to.cols;
     let row = row.as_mut_ptr();
     // SAFETY: the caller's; every index is below cols.
@@ -110,7 +113,7 @@ pub unsafe fn quantise<S: Simd>(to: &Activations, token: usize, source: &Source,
                 }
             }
         }
-        let Tile { start, len } = to.tile_of[token];
+        let Tile { start, len } = tile;
         let lane = token - start;
         let codes = to.codes.at(start * cols / 2).add(lane);
         let scales = to.scales.at(start * cols.div_ceil(WIDE)).add(lane);

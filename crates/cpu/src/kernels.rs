@@ -1,6 +1,6 @@
 //! The table of kernels that an instruction class provides, and the macro that compiles it.
 
-use crate::activations::{Activations, Source};
+use crate::activations::{Activations, Source, Tile};
 use crate::attention::Attend;
 use crate::kv::{Append, Kv};
 use crate::matmul::Product;
@@ -11,10 +11,10 @@ use crate::panels::{Format, Panels};
 pub struct Kernels {
     /// Most tokens that one tile of the product holds; [`crate::activations::tiles`] cuts by it.
     pub tile_tokens: usize,
-    /// Most attention rows that share one pass over a block.
+    /// Multiplies panels `first .. first + count` with all tokens.
     pub product: unsafe fn(&Product<'_>, first: usize, count: usize),
     /// Normalises or gates one token's row and quantises it.
-    pub quantise: unsafe fn(&Activations, token: usize, &Source, row: &mut [f32]),
+    pub quantise: unsafe fn(&Activations, Tile, token: usize, &Source, row: &mut [f32]),
     /// Attention of some rows over some splits.
     pub attend: unsafe fn(&Attend<'_>, unit: usize, scratch: &mut [f32]),
     /// Merges the partial results of splits.
@@ -41,12 +41,13 @@ macro_rules! kernels {
             $(#[target_feature(enable = $features)])?
             unsafe fn quantise(
                 to: &activations::Activations,
+                tile: activations::Tile,
                 token: usize,
                 source: &activations::Source,
                 row: &mut [f32],
             ) {
                 // SAFETY: the table's contract.
-                unsafe { activations::quantise::<$class>(to, token, source, row) }
+                unsafe { activations::quantise::<$class>(to, tile, token, source, row) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn attend(job: &attention::Attend<'_>, unit: usize, scratch: &mut [f32]) {
