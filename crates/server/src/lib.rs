@@ -1,1 +1,3 @@
-fn x() {}
+//! OpenAI-compatible HTTP over the engine.
+
+#![forbid(unsafe_code)]
