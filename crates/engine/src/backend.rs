@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::batch::{Batch, Output};
+use model::{HEAD_DIM, KV_HEADS};
+
+use crate::batch::{BLOCK, Batch, Output};
 
 /// How keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,6 +25,22 @@ pub struct KvConfig {
     pub kind: KvKind,
 }
 
+impl KvConfig {
+    /// Enough blocks for one sequence of `positions`.
+    pub fn for_positions(positions: usize, kind: KvKind) -> Self {
+        KvConfig { blocks: positions.div_ceil(BLOCK), kind }
+    }
+
+    /// Bytes that the cache of a model with this many layers takes.
+    pub fn bytes(&self, layers: usize) -> u64 {
+        let head_row = match self.kind {
+            KvKind::Bf16 => 2 * HEAD_DIM,
+            KvKind::Q8_0 => HEAD_DIM + size_of::<f32>(),
+        };
+        (layers * self.blocks * BLOCK * 2 * KV_HEADS * head_row) as u64
+    }
+}
+
 /// What one call may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -36,6 +54,9 @@ pub struct Limits {
     pub context: usize,
     /// Rows of the vocabulary.
     pub vocab: usize,
+    /// Batches that may be submitted and not yet collected: 2 where a device computes while the host
+    /// goes on, 1 where `submit` computes.
+    pub queue: usize,
 }
 
 /// Evaluates batches. One thread drives it.
@@ -46,7 +67,7 @@ pub trait Backend: Send {
     /// What one call may hold.
     fn limits(&self) -> Limits;
 
-    /// Starts a batch. At most two batches may be submitted and not yet collected.
+    /// Starts a batch. At most [`Limits::queue`] batches may be submitted and not yet collected.
     fn submit(&mut self, batch: &Batch) -> Result<(), BackendError>;
 
     /// Waits for the oldest submitted batch and writes its answers.

@@ -24,14 +24,18 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 /// Bytes in the unit that suits them, e.g. `1.5 GB`.
 pub fn size(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    let mut unit = "B";
-    for larger in ["kB", "MB", "GB", "TB"] {
-        if value < 999.5 {
-            break;
-        }
-        value /= 1000.0;
-        unit = larger;
+    if bytes < 1000 {
+        return format!("{bytes} B");
     }
-    if unit == "B" { format!("{bytes} B") } else { format!("{value:.3$} {unit}", unit = unit, value = value, 3 = if value < 9.95 { 1 } else { 0 }) }
+    let mut value = bytes as f64 / 1000.0;
+    let mut units = ["kB", "MB", "GB", "TB"].into_iter();
+    let mut unit = units.next();
+    while value >= 999.5
+        && let Some(larger) = units.next()
+    {
+        value /= 1000.0;
+        unit = Some(larger);
+    }
+    let decimals = usize::from(value < 99.95);
+    format!("{value:.decimals$} {}", unit.unwrap_or_default())
 }

@@ -79,7 +79,8 @@ pub fn folder() -> Result<PathBuf> {
     let data = env::var_os("XDG_DATA_HOME").filter(|f| !f.is_empty()).map(PathBuf::from);
     let home = || env::var_os("HOME").filter(|f| !f.is_empty()).map(PathBuf::from);
     let data = data.or_else(|| Some(home()?.join(".local/share")));
-    let data = data.context("neither KIPP_MODELS nor XDG_DATA_HOME nor HOME says where models are")?;
+    let data =
+        data.context("neither KIPP_MODELS nor XDG_DATA_HOME nor HOME says where models are")?;
     Ok(data.join("kipp/models"))
 }
 
@@ -101,6 +102,7 @@ fn find(checkpoint: &Checkpoint, scheme: Option<Scheme>) -> Result<PathBuf> {
         }
     }
     let folder = folder()?;
-    let name = scheme.map_or(checkpoint.id.to_string(), |s| format!("{}:{}", checkpoint.id, s.name()));
+    let name =
+        scheme.map_or(checkpoint.id.to_string(), |s| format!("{}:{}", checkpoint.id, s.name()));
     bail!("model: {name} is not in {}", folder.display())
 }
