@@ -144,21 +144,14 @@ impl Sink for Placed {
 /// The thread: takes commands, steps, sleeps.
 fn run(mut engine: Engine, inbox: &Receiver<Command>, shared: &Shared) {
     let mut open = true;
-    let mut obey = |engine: &mut Engine, command| match command {
-        // It was checked before it was sent.
-        Command::Submit(request) => drop(engine.submit(*request)),
-        Command::Drain => open = false,
-    };
     loop {
         let closed = loop {
             match inbox.try_recv() {
-                Ok(command) => obey(&mut engine, command),
+                Ok(command) => open &= obey(&mut engine, command),
                 Err(error) => break error == TryRecvError::Disconnected,
             }
         };
-        if closed {
-            obey(&mut engine, Command::Drain);
-        }
+        open &= !closed;
         // A failed step has told every request what happened; those that come may fare better.
         let progressed = engine.step().unwrap_or(true);
         *shared.load.lock().unwrap_or_else(PoisonError::into_inner) = engine.load();
@@ -171,9 +164,21 @@ fn run(mut engine: Engine, inbox: &Receiver<Command>, shared: &Shared) {
             false => inbox.recv_timeout(POLL),
         };
         match woken {
-            Ok(command) => obey(&mut engine, command),
+            Ok(command) => open &= obey(&mut engine, command),
             Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL),
             Err(RecvTimeoutError::Timeout) => {}
         }
+    }
+}
+
+/// Carries a command out; false if it was the last one.
+fn obey(engine: &mut Engine, command: Command) -> bool {
+    match command {
+        Command::Submit(request) => {
+            // It was checked before it was sent.
+            drop(engine.submit(*request));
+            true
+        }
+        Command::Drain => false,
     }
 }
