@@ -73,8 +73,9 @@ impl Service {
         let bounds = engine.bounds();
         let shared = Arc::new(Shared { load: Mutex::new(engine.load()), ..Shared::default() });
         let seen = Arc::clone(&shared);
-        let thread =
-            thread::Builder::new().name("engine".into()).spawn(move || run(engine, &inbox, &seen))?;
+        let thread = thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || run(engine, &inbox, &seen))?;
         Ok((Service { commands, bounds, places, shared }, thread))
     }
 
