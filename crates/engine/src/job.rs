@@ -23,8 +23,8 @@ pub struct Job {
     usage: Usage,
     decoder: Decoder,
     stops: StopStrings,
-    /// Whether a stop text ended the answer; nothing leaves any more.
-    stopped: bool,
+    /// The stop text that ended the answer; nothing leaves any more.
+    stopped: Option<String>,
     prompt_scores: Vec<Choice>,
     /// What the submitted batches hold of the job, oldest first.
     planned: VecDeque<Planned>,
@@ -79,7 +79,7 @@ impl Job {
             sequence: Sequence::new(prompt),
             decoder: Decoder::new(vocabulary, true),
             stops: StopStrings::new(request.stop_texts.iter().cloned()),
-            stopped: false,
+            stopped: None,
             prompt_scores: Vec::new(),
             planned: VecDeque::new(),
             outbox: VecDeque::new(),
@@ -311,9 +311,9 @@ impl Job {
         self.sequence.append(&[token]);
         let (mut decoded, mut text) = (String::new(), String::new());
         self.decoder.push(token, &mut decoded);
-        self.stopped = self.stops.push(&decoded, &mut text).is_some();
+        self.stopped = self.stops.push(&decoded, &mut text).map(str::to_owned);
         self.outbox.push_back(Event::Token(Token { choice, text }));
-        if self.stopped {
+        if self.stopped.is_some() {
             self.finish(FinishReason::Stop);
         } else if self.usage.generated == self.request.max_tokens {
             self.finish(FinishReason::Length);
@@ -326,13 +326,15 @@ impl Job {
             return;
         }
         let mut text = String::new();
-        if !self.stopped {
+        if self.stopped.is_none() {
             let mut decoded = String::new();
             self.decoder.finish(&mut decoded);
-            self.stopped = self.stops.push(&decoded, &mut text).is_some()
-                || self.stops.finish(&mut text).is_some();
+            self.stopped = self.stops.push(&decoded, &mut text).map(str::to_owned);
+            if self.stopped.is_none() {
+                self.stopped = self.stops.finish(&mut text).map(str::to_owned);
+            }
             // A stop text that gave way to an earlier beginning counts, now that nothing follows.
-            if self.stopped && reason == FinishReason::Length {
+            if self.stopped.is_some() && reason == FinishReason::Length {
                 reason = FinishReason::Stop;
             }
         }
@@ -348,6 +350,7 @@ impl Job {
         self.outbox.push_back(Event::Finished(Finished {
             reason,
             text,
+            stop_text: self.stopped.take(),
             usage: self.usage,
             timings,
         }));

@@ -117,6 +117,8 @@ pub struct Finished {
     pub reason: FinishReason,
     /// Text that was held back and may leave after all.
     pub text: String,
+    /// The stop text that ended it, if one did.
+    pub stop_text: Option<String>,
     /// Counts.
     pub usage: Usage,
     /// Times.
