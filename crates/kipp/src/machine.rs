@@ -4,23 +4,21 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-/// The commit that this binary was built from, or "unknown" outside a checkout.
-pub const COMMIT: &str = env!("KIPP_COMMIT");
-
-/// Processor, cores and system.
-pub fn describe() -> Value {
-    json!({
-        "processor": processor(),
-        "cores": std::thread::available_parallelism().map_or(1, |n| n.get()),
-        "os": std::env::consts::OS,
-        "arch": std::env::consts::ARCH,
-    })
-}
-
-/// The command line, without the path of the program.
-pub fn command() -> String {
+/// Machine, commit and command of a record.
+pub fn provenance() -> Value {
     let arguments = std::env::args().skip(1);
-    std::iter::once("kipp".to_string()).chain(arguments).collect::<Vec<_>>().join(" ")
+    let command: Vec<String> = std::iter::once("kipp".to_string()).chain(arguments).collect();
+    json!({
+        "machine": {
+            "processor": processor(),
+            "cores": std::thread::available_parallelism().map_or(1, |n| n.get()),
+            "os": std::env::consts::OS,
+            "arch": std::env::consts::ARCH,
+        },
+        // The commit that this binary was built from, or "unknown" outside a checkout.
+        "commit": env!("KIPP_COMMIT"),
+        "command": command.join(" "),
+    })
 }
 
 /// The processor's name, where the system tells it.

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod generate;
 mod inspect;
 mod ls;
@@ -42,6 +43,8 @@ enum Verb {
     Ls(ls::Args),
     /// Measures the perplexity of a text.
     Ppl(ppl::Args),
+    /// Measures how fast a backend reads prompts and generates.
+    Bench(bench::Args),
     /// Checks a backend against the scalar oracle on this machine.
     Verify(verify::Args),
 }
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
         Verb::Ppl(args) => ppl::run(args),
+        Verb::Bench(args) => bench::run(args),
         Verb::Verify(args) => verify::run(args),
     };
     match result {

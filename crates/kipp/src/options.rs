@@ -7,9 +7,9 @@ use clap::{Args, ValueEnum};
 use cpu::{Cpu, Options};
 use engine::conformance::Reproducibility;
 use engine::{Backend, KvConfig, KvKind, Oracle, SamplingParams};
-use model::Model;
+use model::{Checkpoint, Model, Spec};
 
-use crate::store::Reference;
+use crate::store::{Reference, parse_scheme};
 
 /// Which model, on what.
 #[derive(Args)]
@@ -87,13 +87,29 @@ impl ModelOptions {
         self.threads.map_or_else(cpu::default_threads, usize::from)
     }
 
-    /// A backend that holds `positions` in its KV cache.
-    pub fn backend(&self, model: &Arc<Model>, positions: usize) -> Result<Box<dyn Backend>> {
+    /// A KV cache for one sequence of `positions`.
+    pub fn kv_config(&self, positions: usize) -> KvConfig {
         let kind = match self.kv {
             KvName::Bf16 => KvKind::Bf16,
             KvName::Q8_0 => KvKind::Q8_0,
         };
-        self.backend_with(model, KvConfig::for_positions(positions, kind))
+        KvConfig::for_positions(positions, kind)
+    }
+
+    /// A backend that holds `positions` in its KV cache.
+    pub fn backend(&self, model: &Arc<Model>, positions: usize) -> Result<Box<dyn Backend>> {
+        self.backend_with(model, self.kv_config(positions))
+    }
+
+    /// What the machine can do at most with this backend's instructions, measured now.
+    pub fn peaks(&self) -> Result<Peaks> {
+        match self.backend {
+            BackendName::Cpu => {
+                let peaks = cpu::peaks::measure(Options::default().class, self.threads())?;
+                Ok(Peaks { read: Some(peaks.read), operations: Some(peaks.dot) })
+            }
+            BackendName::Oracle => Ok(Peaks::default()),
+        }
     }
 
     /// A backend with this KV cache.
@@ -105,6 +121,58 @@ impl ModelOptions {
             }
             BackendName::Oracle => Ok(Box::new(Oracle::new(Arc::clone(model), kv, self.threads()))),
         }
+    }
+}
+
+/// Upper limits of a machine, where they can be measured.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Peaks {
+    /// Bytes a second from memory.
+    pub read: Option<f64>,
+    /// Multiplications and additions a second.
+    pub operations: Option<f64>,
+}
+
+impl KvName {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvName::Bf16 => "bf16",
+            KvName::Q8_0 => "q8_0",
+        }
+    }
+}
+
+/// Made-up weights, for measuring and verifying on machines that hold no checkpoint.
+#[derive(Args)]
+pub struct SyntheticOptions {
+    /// Use made-up weights with the dimensions of this registry entry
+    #[arg(long, value_name = "ID", conflicts_with = "model")]
+    pub synthetic: Option<String>,
+    /// How the made-up weights are stored
+    #[arg(long, default_value = "bf16", requires = "synthetic")]
+    pub scheme: String,
+    /// Use only the first layers of the made-up weights
+    #[arg(long, requires = "synthetic")]
+    pub layers: Option<usize>,
+}
+
+impl SyntheticOptions {
+    /// The made-up model, if one was asked for, or the model that was named.
+    pub fn open_or(&self, named: &ModelOptions) -> Result<Arc<Model>> {
+        let Some(id) = &self.synthetic else { return named.open() };
+        let checkpoint = Checkpoint::find(id)
+            .with_context(|| format!("--synthetic: expected a registry id, found `{id}`"))?;
+        let scheme = parse_scheme(&self.scheme)?;
+        let schemes = (scheme, scheme.default_head());
+        let model = match self.layers {
+            None => Model::synthetic(checkpoint, schemes, 0)?,
+            Some(layers) => {
+                let layers = layers.clamp(1, checkpoint.spec.layers);
+                Model::synthetic(Spec { layers, ..checkpoint.spec }, schemes, 0)?
+            }
+        };
+        Ok(Arc::new(model))
     }
 }
 
