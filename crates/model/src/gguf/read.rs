@@ -243,7 +243,9 @@ fn read_array(cursor: &mut Cursor, key: &str) -> Result<Array> {
         Some(size) => drop(cursor.take(len.saturating_mul(size as u64), field)?),
         None if element == ValueType::String => {
             for i in 0..len {
-                cursor.string(format_args!("element {i} of `{key}`"))?;
+                let field = format_args!("element {i} of `{key}`");
+                let len = cursor.u64(field)?;
+                cursor.take(len, field)?;
             }
         }
         None => {
