@@ -212,21 +212,6 @@ add('new, rename, export and delete', 'any', async ({ shows, page, send, done, s
   await shows(list, ['First conversation']);
 });
 
-add('export all, delete all, import', 'any', async ({ shows, page, send, done, said }) => {
-  await send('Keep this');
-  await done();
-  await page.getByRole('button', { name: 'Settings' }).click();
-  const [file] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'Export all' }).click()]);
-  const path = await file.path();
-  await page.getByRole('button', { name: 'Delete all' }).click();
-  await page.locator('#ask').getByRole('button', { name: 'Delete all' }).click();
-  await shows(page.locator('#conversations li'), []);
-  assert.equal(await page.evaluate(() => Object.keys(localStorage).filter((key) => /conversation/.test(key)).length), 0);
-  await page.locator('#import-file').setInputFiles(path);
-  await page.getByRole('button', { name: 'Keep this' }).click();
-  await shows(said, ['Keep this']);
-});
-
 add('two conversations stream at once', 'mock', async ({ shows, page, send, done, said, answers }) => {
   await send('[slow] one');
   await page.locator('.assistant .said:not(:empty)').waitFor();

@@ -192,12 +192,12 @@ test('hostile texts take linear time', () => {
     '<', '>', ' ', ' #', '[[a](x)]', '](x)', '[a](https://x.org)', '---', '-\t', 'h',
   ];
   for (const piece of hostile) {
-    for (const text of [piece.repeat(200_000 / piece.length), 'x ' + piece.repeat(200_000 / piece.length) + ' x']) {
+    for (const text of [piece.repeat(100_000 / piece.length), 'x ' + piece.repeat(100_000 / piece.length) + ' x']) {
       const before = process.cpuUsage();
       parse(text);
       parse(text, { partial: true });
       const took = process.cpuUsage(before).user / 1000;
-      assert.ok(took < 1000, `${JSON.stringify(piece)} repeated takes ${took.toFixed(0)} ms of processor time`);
+      assert.ok(took < 500, `${JSON.stringify(piece)} repeated takes ${took.toFixed(0)} ms of processor time`);
     }
   }
 });

@@ -1,7 +1,7 @@
 /**
  * What the browser keeps: one record a conversation, and the settings.
  *
- * A conversation is { id, title, named, created, updated, messages }; a message is { id, role, content } and, for
+ * A conversation is { id, title, created, updated, messages }; a message is { id, role, content } and, for
  * answers, { reasoning, thoughtMs, state, error, stats }. A record that cannot be read is left where it is and counted, so
  * that one broken record costs neither the others nor itself.
  */
@@ -64,7 +64,7 @@ export function onForeignChange(callback) {
 /** A new conversation without messages; it is written with its first message. */
 export function newConversation() {
   const now = Date.now();
-  return { id: newId(), title: 'New conversation', named: false, created: now, updated: now, messages: [] };
+  return { id: newId(), title: 'New conversation', created: now, updated: now, messages: [] };
 }
 
 export function newMessage(role, content = '') {
@@ -136,16 +136,17 @@ function write(key, text) {
   }
 }
 
-/** The browser's storage, or, where it is forbidden and the mere access throws, an object that forgets. */
+/** The browser's storage, or an object that forgets where there is none or the mere access throws. */
 function openStorage() {
   try {
-    return globalThis.localStorage;
+    if (globalThis.localStorage) return localStorage;
   } catch {
-    return {
-      getItem(key) { return this[key] ?? null; },
-      setItem(key, text) { this[key] = text; },
-      removeItem(key) { delete this[key]; },
-      forgetful: true,
-    };
+    // Forbidden: as if there were none.
   }
+  return {
+    getItem(key) { return this[key] ?? null; },
+    setItem(key, text) { this[key] = text; },
+    removeItem(key) { delete this[key]; },
+    forgetful: true,
+  };
 }

@@ -162,6 +162,18 @@ $('latest').addEventListener('click', () => {
   $('log').focus();
 });
 
+// On a narrow screen the list of conversations lies over the transcript.
+
+/** Opens or closes that list; says whether it was open. */
+export function showSidebar(shown) {
+  const wasShown = document.body.classList.contains('sidebar-open');
+  document.body.classList.toggle('sidebar-open', shown);
+  document.querySelector('main').inert = shown;
+  $('scrim').hidden = !shown;
+  $('menu').setAttribute('aria-expanded', String(shown));
+  return wasShown;
+}
+
 // Small things ------------------------------------------------------------------------------------------------------
 
 /** Makes a text box as high as its text; the style sheet sets the limit. */
