@@ -274,6 +274,36 @@ add('a full storage is said, and the page goes on', 'any', async ({ page, send, 
   assert.equal(await answers.count(), 1);
 });
 
+add('deleting or resending while it streams leaves nothing behind', 'mock', async ({ page, shows, send, done, said, answers }) => {
+  await send('[slow]');
+  await page.locator('.assistant .said:not(:empty)').waitFor();
+  await page.getByRole('button', { name: 'Edit' }).click();
+  await page.getByLabel('Edit your message').fill('[slow] again');
+  await page.getByRole('button', { name: 'Send again' }).click();
+  await page.locator('.assistant .said:not(:empty)').waitFor();
+  await shows(said, ['[slow] again']);
+  assert.equal(await answers.count(), 1);
+  await page.locator('#conversations').getByRole('button', { name: 'Delete' }).click();
+  await page.locator('#ask').getByRole('button', { name: 'Delete' }).click();
+  await done();
+  await page.waitForTimeout(1500); // longer than the page waits between two savings
+  await shows(page.locator('#conversations li'), []);
+  assert.deepEqual(await page.evaluate(() => Object.keys(localStorage)), []);
+});
+
+add('without storage the page works and says what is lost', 'any', async ({ page, context, send, done, answers }) => {
+  await context.addInitScript(() => {
+    const forbidden = { get: () => { throw new DOMException('forbidden', 'SecurityError'); } };
+    Object.defineProperty(window, 'localStorage', forbidden);
+    Object.defineProperty(window, 'sessionStorage', forbidden);
+  });
+  await page.reload();
+  await page.locator('#notice', { hasText: 'forbids storage' }).waitFor();
+  await send('Hello');
+  await done();
+  assert.equal(await answers.count(), 1);
+});
+
 // Settings ----------------------------------------------------------------------------------------------------------
 
 add('system prompt and sampling settings reach the server', 'any', async ({ page, send, done, requests }) => {
@@ -481,6 +511,15 @@ add('the keyboard alone is enough', 'mock', async ({ shows, page, send, done, sa
   assert.equal(await page.evaluate(() => document.activeElement.textContent), 'Rename');
 });
 
+add('on a touch screen Enter starts a line', 'any', async ({ page, done, said }) => {
+  await page.fill('#prompt', 'one');
+  await page.press('#prompt', 'Enter');
+  assert.equal(await page.locator('#prompt').inputValue(), 'one\n');
+  await page.getByRole('button', { name: 'Send' }).tap();
+  await done();
+  assert.equal(await said.innerText(), 'one');
+}, { viewport: { width: 360, height: 740 }, hasTouch: true, isMobile: true });
+
 add('a screen reader hears that it answers, then the answer once', 'mock', async ({ page, send, done }) => {
   await page.evaluate(() => {
     window.heard = [];
@@ -495,6 +534,9 @@ add('a screen reader hears that it answers, then the answer once', 'mock', async
   assert.equal(heard[1], 'A short tour');
   assert.equal(heard.filter((line) => line === 'Steps').length, 1);
   assert.match(heard.at(-1), /^That is all/);
+  await send('[drop]');
+  await done();
+  assert.match(await page.evaluate(() => window.heard.at(-1)), /broke off/);
 });
 
 add('copy: the answer and the code', 'mock', async ({ page, context, send, done, answers }) => {

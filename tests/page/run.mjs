@@ -1,4 +1,4 @@
-// Drives the chat page in headless Chromium.
+// Drives the chat page in headless Chromium ($CHROMIUM, else /usr/bin/chromium); `npm ci` here comes first.
 //
 //   node tests/page/run.mjs                                   against the mock, with its failures
 //   node tests/page/run.mjs http://127.0.0.1:8080/            against a running server

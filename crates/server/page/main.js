@@ -134,7 +134,6 @@ async function answer(conversation) {
   view.showMessage(message, false);
   view.announceBlocks(message, true);
   drawComposer();
-  if (message.state === 'failed') view.announce(message.error);
 }
 
 function explain(error) {

@@ -52,7 +52,7 @@ function table([header, ...rows]) {
     }));
   const head = h('thead', {}, cells('th', { scope: 'col' })(header));
   const body = h('tbody', {}, ...rows.map(cells('td', {})));
-  return h('div', { class: 'table', role: 'region', 'aria-label': 'Table', tabindex: 0 }, h('table', {}, head, body));
+  return h('div', { class: 'table', role: 'group', 'aria-label': 'Table', tabindex: 0 }, h('table', {}, head, body));
 }
 
 /** Makes the children of an element equal to the shapes, keeping every node that already fits. */

@@ -202,13 +202,13 @@ export function announce(words) {
 }
 
 export function announceBlocks(message, finished) {
-  const blocks = turnOf(message.id)?.querySelector('.said').children ?? [];
+  const turn = turnOf(message.id);
+  const speak = ({ textContent }) => $('live').append(Object.assign(document.createElement('p'), { textContent }));
+  const blocks = turn?.querySelector('.said').children ?? [];
   const end = finished ? blocks.length : blocks.length - 1;
-  for (; spoken < end; spoken += 1) {
-    const line = document.createElement('p');
-    line.textContent = blocks[spoken].textContent;
-    $('live').append(line);
-  }
+  for (; spoken < end; spoken += 1) speak(blocks[spoken]);
+  const outcome = turn?.querySelector('.outcome:not([hidden])');
+  if (finished && outcome) speak(outcome);
 }
 
 /** Asks in a dialog; resolves to the text entered, true where no text was asked for, or null when it was cancelled. */
