@@ -1,6 +1,6 @@
 /** Ties the page together: what the reader does, what the server answers, what is kept. */
 
-import { requestFor, receiver, titleOf, toMarkdown } from './answer.js';
+import { receiver, requestFor, titleOf, toMarkdown } from './answer.js';
 import { ApiError, chat, health, models } from './api.js';
 import { offerModels, onSaved, openSettings, settings } from './settings.js';
 import * as store from './store.js';
@@ -91,6 +91,7 @@ function sendAgain(message, text) {
   current.messages.length = current.messages.indexOf(message);
   if (text === undefined) answer(current);
   else send(text);
+  focusPrompt();
 }
 
 /** Streams an answer into the conversation, whichever one is on the screen meanwhile. */
@@ -209,9 +210,7 @@ $('turns').addEventListener('click', ({ target }) => {
   switch (target.dataset.action) {
     case 'copy': return view.copy(message.content, target);
     case 'edit': return view.editMessage(message, (text) => sendAgain(message, text));
-    case 'regenerate':
-      sendAgain(message);
-      return focusPrompt();
+    case 'regenerate': return sendAgain(message);
   }
 });
 

@@ -56,29 +56,26 @@ export function showMessage(message, running) {
     if (said.textContent !== message.content) said.textContent = message.content;
     return;
   }
-  keepAtEnd(() => {
-    turn.setAttribute('aria-busy', String(running));
-    showThought(turn.querySelector('.thought'), message, running);
-    renderMarkdown(said, message.content, { partial: running });
-    const outcome = turn.querySelector('.outcome');
-    const words = outcomeOf(message, running);
-    outcome.hidden = !words;
-    outcome.textContent = words;
-    outcome.classList.toggle('failed', message.state === 'failed');
-    turn.querySelector('.stats').textContent = statsOf(message.stats);
-    turn.querySelector('[data-action=regenerate]').textContent = message.state === 'failed' ? 'Try again' : 'Regenerate';
-  });
+  turn.setAttribute('aria-busy', String(running));
+  showThought(turn.querySelector('.thought'), message, running);
+  renderMarkdown(said, message.content, { partial: running });
+  const outcome = turn.querySelector('.outcome');
+  outcome.textContent = outcomeOf(message, running);
+  outcome.hidden = outcome.textContent === '';
+  outcome.classList.toggle('failed', message.state === 'failed');
+  turn.querySelector('.stats').textContent = statsOf(message.stats);
+  turn.querySelector('[data-action=regenerate]').textContent = message.state === 'failed' ? 'Try again' : 'Regenerate';
+  if (following) scrollToEnd();
 }
 
 /** The thinking is folded, and rendered only while someone has unfolded it. */
 function showThought(details, message, running) {
   details.hidden = !message.reasoning?.trim();
   if (details.hidden) return;
-  const thinking = running && message.thoughtMs === undefined;
-  const seconds = message.thoughtMs >= 1000 ? ` for ${(message.thoughtMs / 1000).toFixed(1)} s` : '';
-  const summary = details.querySelector('summary');
-  const words = thinking ? 'Thinking' : seconds ? `Thought${seconds}` : 'Thought briefly';
-  if (summary.textContent !== words) summary.textContent = words;
+  const unfinished = message.thoughtMs === undefined;
+  const thinking = running && unfinished;
+  const length = message.thoughtMs < 1000 ? 'briefly' : `for ${(message.thoughtMs / 1000).toFixed(1)} s`;
+  details.querySelector('summary').textContent = thinking ? 'Thinking' : unfinished ? 'Thought' : `Thought ${length}`;
   details.classList.toggle('thinking', thinking);
   const show = () => details.open && renderMarkdown(details.querySelector('.text'), message.reasoning, { partial: thinking });
   details.ontoggle = show;
@@ -139,16 +136,11 @@ function turnOf(id) {
 
 // Scrolling ---------------------------------------------------------------------------------------------------------
 
-let following = true; // whether the reader is at the end and wants to stay there
-
-/** Changes the transcript; a reader at its end stays there, any other is not moved. */
-function keepAtEnd(change) {
-  change();
-  if (following) scrollToEnd();
-}
+let following = true; // a reader at the end stays there while it grows; any other is not moved
 
 export function scrollToEnd() {
   following = true;
+  $('latest').hidden = true;
   $('log').scrollTop = $('log').scrollHeight;
 }
 
@@ -157,6 +149,8 @@ $('log').addEventListener('scroll', () => {
   following = log.scrollHeight - log.scrollTop - log.clientHeight < 24;
   $('latest').hidden = following;
 });
+// A keyboard that opens, or a message box that grows, takes room from the transcript.
+new ResizeObserver(() => following && scrollToEnd()).observe($('log'));
 $('latest').addEventListener('click', () => {
   scrollToEnd();
   $('log').focus();
