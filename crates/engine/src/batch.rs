@@ -31,7 +31,7 @@ pub struct Batch {
     pub offsets: Vec<usize>,
     /// KV blocks of each sequence, enough to hold its last position, `[sequences]`.
     pub tables: Vec<Vec<u32>>,
-    /// Blocks to duplicate before anything else (from, to): copy-on-write of forked sequences.
+    /// Blocks to duplicate, in order, before anything else (from, to): copy-on-write.
     pub copies: Vec<(u32, u32)>,
     /// Tokens whose next-token distribution is wanted, ascending.
     pub rows: Vec<Row>,
@@ -90,6 +90,17 @@ pub struct Choice {
     pub logprob: f32,
     /// The most probable tokens, best first; empty unless asked for.
     pub top: Vec<(u32, f32)>,
+}
+
+impl Output {
+    /// The token drawn or scored by each row, if it was.
+    pub fn tokens(&self) -> Vec<Option<u32>> {
+        let token = |answer: &Answer| match answer {
+            Answer::Choice(choice) => Some(choice.token),
+            Answer::Logits(_) | Answer::NotFinite => None,
+        };
+        self.answers.iter().map(token).collect()
+    }
 }
 
 impl Batch {

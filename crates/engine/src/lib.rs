@@ -4,8 +4,17 @@
 
 pub mod backend;
 pub mod batch;
+pub mod conformance;
+pub mod kv;
+pub mod oracle;
+pub mod philox;
+pub mod rope;
 pub mod sampling;
+pub mod sequence;
 
 pub use backend::{Backend, BackendError, KvConfig, KvKind, Limits};
 pub use batch::{Answer, Batch, Choice, Input, Output, Row, Want};
-pub use sampling::{Sample, SamplingParams};
+pub use kv::KvPool;
+pub use oracle::Oracle;
+pub use sampling::{Sample, Sampler, SamplingParams};
+pub use sequence::Sequence;

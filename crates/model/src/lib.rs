@@ -6,9 +6,11 @@
 pub mod registry;
 pub mod spec;
 pub mod tensor;
+pub mod vocabulary;
 pub mod weights;
 
 pub use registry::{Checkpoint, Variant};
 pub use spec::{HEAD_DIM, KV_HEADS, RMS_EPSILON, Spec};
 pub use tensor::{Matrix, TensorType, Vector};
+pub use vocabulary::{Marker, Vocabulary};
 pub use weights::{Layer, Scheme, Weights};

@@ -1,0 +1,195 @@
+//! What the gates stand on: random inputs, a backend with a pool, and comparisons.
+
+use std::sync::Arc;
+
+use model::Model;
+
+use super::{Finding, Reproducibility, Subject, Unit};
+use crate::backend::{Backend, BackendError, KvConfig, KvKind};
+use crate::batch::{Answer, BLOCK, Batch, Output, Row, Want};
+use crate::kv::KvPool;
+use crate::oracle::Oracle;
+use crate::philox::philox;
+use crate::sampling::argmax;
+use crate::sequence::Sequence;
+
+/// A logits row for each position asked for.
+pub type Logits = Vec<Vec<f32>>;
+
+/// The subject, and random numbers.
+pub struct Rig<'a> {
+    subject: Subject<'a>,
+    drawn: u32,
+}
+
+/// A backend and the pool that its sequences draw from.
+pub struct Bench {
+    backend: Box<dyn Backend>,
+    /// The pool.
+    pub pool: KvPool,
+}
+
+impl<'a> Rig<'a> {
+    /// Gates draw their inputs one after the other from the subject's seed.
+    pub fn new(subject: Subject<'a>) -> Self {
+        Rig { subject, drawn: 0 }
+    }
+
+    /// The model under test.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.subject.model
+    }
+
+    /// A random number below `sides`.
+    pub fn roll(&mut self, sides: usize) -> usize {
+        self.drawn += 1;
+        philox(self.subject.seed, [self.drawn, 0, 0, 0])[0] as usize % sides
+    }
+
+    /// Random tokens of the whole vocabulary.
+    pub fn tokens(&mut self, count: usize) -> Vec<u32> {
+        let vocab = self.subject.model.spec.vocab;
+        (0..count).map(|_| self.roll(vocab) as u32).collect()
+    }
+
+    /// The backend under test with room for `positions`.
+    pub fn subject(&mut self, positions: usize, kind: KvKind) -> Result<Bench, BackendError> {
+        let blocks = positions.div_ceil(BLOCK);
+        let backend = (self.subject.make)(KvConfig { blocks, kind })?;
+        Ok(Bench { backend, pool: KvPool::new(blocks) })
+    }
+
+    /// The oracle with room for `positions`.
+    pub fn oracle(&self, positions: usize, kind: KvKind) -> Bench {
+        let blocks = positions.div_ceil(BLOCK);
+        let model = Arc::clone(&self.subject.model);
+        let oracle = Oracle::new(model, KvConfig { blocks, kind }, self.subject.threads);
+        Bench { backend: Box::new(oracle), pool: KvPool::new(blocks) }
+    }
+
+    /// Compares with the oracle: NMSE over the whole vocabulary, and the same arg max wherever the
+    /// oracle tells the two candidates apart.
+    pub fn against_oracle(&self, name: &str, found: &Logits, expected: &Logits) -> Finding {
+        let mut worst = Finding {
+            figure: 0.0,
+            bound: self.subject.bound,
+            unit: Unit::Nmse,
+            detail: String::new(),
+        };
+        for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let nmse = nmse(found, expected);
+            if nmse.is_nan() || nmse >= worst.figure {
+                worst.figure = nmse;
+                worst.detail = format!("{name}, row {i}");
+            }
+            if let Some(detail) = argmax_differs(found, expected) {
+                worst.figure = f64::INFINITY;
+                worst.detail = format!("{name}, row {i}: {detail}");
+            }
+            if worst.figure.is_nan() || worst.figure.is_infinite() {
+                break;
+            }
+        }
+        worst
+    }
+
+    /// Compares two ways of computing the same rows that may use different kernel classes.
+    pub fn same_across_classes(&self, name: &str, found: &Logits, expected: &Logits) -> Finding {
+        match self.subject.reproducibility {
+            Reproducibility::Bitwise => same_bits(name, found, expected),
+            Reproducibility::WithinClass => self.against_oracle(name, found, expected),
+        }
+    }
+}
+
+impl Bench {
+    /// Evaluates up to `count` pending tokens of each sequence in one call; returns the logits of the
+    /// last `rows` tokens of each.
+    pub fn evaluate(
+        &mut self,
+        sequences: &mut [&mut Sequence],
+        count: usize,
+        rows: usize,
+    ) -> Result<Logits, BackendError> {
+        let mut batch = Batch::default();
+        for sequence in sequences {
+            let count = count.min(sequence.pending());
+            let first = sequence
+                .schedule(&mut self.pool, &mut batch, count)
+                .map_err(|_| BackendError::Batch("the gate's pool is too small".into()))?;
+            let wanted = first + count - rows.min(count)..first + count;
+            batch.rows.extend(wanted.map(|token| Row { token, want: Want::Logits }));
+        }
+        self.run(&batch)
+    }
+
+    /// Evaluates all pending tokens of one sequence, `chunk()` at a time; returns all their logits.
+    pub fn evaluate_in_chunks(
+        &mut self,
+        sequence: &mut Sequence,
+        mut chunk: impl FnMut() -> usize,
+    ) -> Result<Logits, BackendError> {
+        let mut logits = Logits::new();
+        while sequence.pending() > 0 {
+            let count = chunk().min(self.backend.limits().tokens);
+            logits.extend(self.evaluate(&mut [&mut *sequence], count, count)?);
+        }
+        Ok(logits)
+    }
+
+    /// Runs a batch whose rows all want logits.
+    pub fn run(&mut self, batch: &Batch) -> Result<Logits, BackendError> {
+        let logits = |answer| match answer {
+            Answer::Logits(logits) => logits,
+            Answer::Choice(_) | Answer::NotFinite => Vec::new(),
+        };
+        Ok(self.answers(batch)?.into_iter().map(logits).collect())
+    }
+
+    /// Runs a batch.
+    pub fn answers(&mut self, batch: &Batch) -> Result<Vec<Answer>, BackendError> {
+        let mut output = Output::default();
+        self.backend.forward(batch, &mut output)?;
+        Ok(output.answers)
+    }
+}
+
+/// Bit for bit.
+pub fn same_bits(name: &str, found: &Logits, expected: &Logits) -> Finding {
+    let mut differing = 0;
+    let mut detail = name.to_string();
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let pairs = found.iter().zip(expected);
+        let here = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+        if here > 0 && differing == 0 {
+            detail = format!("{name}, row {i}");
+        }
+        differing += here + found.len().abs_diff(expected.len());
+    }
+    differing += found.len().abs_diff(expected.len());
+    Finding { figure: differing as f64, bound: 0.0, unit: Unit::DifferingBits, detail }
+}
+
+/// The worse of two findings of one gate.
+pub fn worse(a: Finding, b: Finding) -> Finding {
+    // Written so that a NaN counts as worse than anything.
+    if b.figure <= a.figure { a } else { b }
+}
+
+/// Sum of squared differences over sum of squares; infinite if the lengths differ.
+pub fn nmse(found: &[f32], expected: &[f32]) -> f64 {
+    if found.len() != expected.len() {
+        return f64::INFINITY;
+    }
+    let square = |x: f64| x * x;
+    let difference = found.iter().zip(expected).map(|(&a, &b)| square(f64::from(a) - f64::from(b)));
+    let size = expected.iter().map(|&b| square(f64::from(b)));
+    difference.sum::<f64>() / size.sum::<f64>()
+}
+
+/// Says which candidates the two rows prefer, unless they prefer the same or cannot tell.
+fn argmax_differs(found: &[f32], expected: &[f32]) -> Option<String> {
+    let ((found, _), (best, largest)) = (argmax(found)?, argmax(expected)?);
+    let gap = largest - expected.get(found as usize)?;
+    (gap > 1e-3).then(|| format!("arg max {found}, expected {best} by {gap}"))
+}

@@ -1,0 +1,293 @@
+//! Continuous batching: which tokens of which requests the next forward pass evaluates.
+//!
+//! A step is admit, plan, forward, apply. Every running request has pending tokens: one after it drew a
+//! token, many while its prompt is read. Requests with one pending token go first, so that decoding
+//! never waits for a long prompt; what is left of the token budget is shared out among prompts in order
+//! of arrival. When KV blocks run out, the youngest request gives its blocks back and waits; its tokens
+//! are kept, so it loses time and nothing else.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use text::Tokenizer;
+
+use crate::backend::{Backend, BackendError, Limits};
+use crate::batch::{BLOCK, Batch, Output};
+use crate::job::Job;
+use crate::kv::KvPool;
+use crate::request::{FinishReason, Request};
+
+/// Bounds of the scheduler.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Requests that run at once.
+    pub max_running: usize,
+    /// Tokens a step.
+    pub token_budget: usize,
+    /// Positions a request, prompt and answer together.
+    pub context: usize,
+}
+
+/// Names a request to [`Engine::cancel`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestId(u64);
+
+/// Why a request was not taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// The prompt has no tokens.
+    Empty,
+    /// The prompt leaves no room for an answer.
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Positions a request may have.
+        context: usize,
+    },
+    /// A token is not in the vocabulary.
+    Token {
+        /// The token.
+        id: u32,
+        /// Rows of the vocabulary.
+        vocab: usize,
+    },
+    /// A sampling field has a value without meaning.
+    Sampling(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Empty => write!(f, "prompt: expected at least one token, found none"),
+            Refusal::TooLong { prompt, context } => write!(
+                f,
+                "prompt: expected fewer tokens than the context of {context}, found {prompt}"
+            ),
+            Refusal::Token { id, vocab } => {
+                write!(f, "prompt: expected token ids below {vocab}, found {id}")
+            }
+            Refusal::Sampling(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// How full the engine is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Requests being evaluated.
+    pub running: usize,
+    /// Requests waiting for a place or for blocks.
+    pub waiting: usize,
+    /// KV blocks that running requests hold.
+    pub blocks_held: usize,
+    /// KV blocks in all.
+    pub blocks: usize,
+    /// Times a request had to give its blocks back.
+    pub preemptions: u64,
+    /// Prompt tokens looked up in the prefix cache.
+    pub prefix_queries: u64,
+    /// Prompt tokens found there.
+    pub prefix_hits: u64,
+}
+
+/// Runs requests on one backend. Drive it with [`Engine::step`] from one thread.
+pub struct Engine {
+    backend: Box<dyn Backend>,
+    tokenizer: Arc<Tokenizer>,
+    limits: Limits,
+    settings: Settings,
+    pool: KvPool,
+    waiting: VecDeque<Job>,
+    running: Vec<Job>,
+    next_id: u64,
+    preemptions: u64,
+    prefix_queries: u64,
+    prefix_hits: u64,
+    batch: Batch,
+    output: Output,
+}
+
+impl Engine {
+    /// An engine that owns all of the backend's KV blocks.
+    pub fn new(backend: Box<dyn Backend>, tokenizer: Arc<Tokenizer>, settings: Settings) -> Self {
+        let limits = backend.limits();
+        let reachable = limits.context.min(limits.blocks * BLOCK);
+        Engine {
+            settings: Settings {
+                max_running: settings.max_running.clamp(1, limits.rows),
+                token_budget: settings.token_budget.clamp(1, limits.tokens),
+                context: settings.context.min(reachable),
+            },
+            pool: KvPool::new(limits.blocks),
+            backend,
+            tokenizer,
+            limits,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            next_id: 0,
+            preemptions: 0,
+            prefix_queries: 0,
+            prefix_hits: 0,
+            batch: Batch::default(),
+            output: Output::default(),
+        }
+    }
+
+    /// Positions a request may have.
+    pub fn context(&self) -> usize {
+        self.settings.context
+    }
+
+    /// Takes a request, or says why not; a refused request sends no event.
+    pub fn submit(&mut self, mut request: Request) -> Result<RequestId, Refusal> {
+        let prompt = request.prompt.len();
+        if prompt == 0 {
+            return Err(Refusal::Empty);
+        }
+        if prompt >= self.settings.context {
+            return Err(Refusal::TooLong { prompt, context: self.settings.context });
+        }
+        let vocab = self.limits.vocab;
+        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocab) {
+            return Err(Refusal::Token { id, vocab });
+        }
+        request.sampling.check().map_err(Refusal::Sampling)?;
+        request.max_tokens = request.max_tokens.min(self.settings.context - prompt);
+        self.next_id += 1;
+        let id = RequestId(self.next_id);
+        self.waiting.push_back(Job::new(id, request, Arc::clone(&self.tokenizer)));
+        Ok(id)
+    }
+
+    /// Ends a request early; unknown ids are ignored, because it may just have ended by itself.
+    pub fn cancel(&mut self, id: RequestId) {
+        let jobs = self.running.iter_mut().chain(&mut self.waiting);
+        jobs.filter(|job| job.id == id).for_each(|job| job.finish(FinishReason::Cancelled));
+    }
+
+    /// Whether there is nothing left to do.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// How full the engine is.
+    pub fn load(&self) -> Load {
+        Load {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            blocks_held: self.pool.held(),
+            blocks: self.pool.capacity(),
+            preemptions: self.preemptions,
+            prefix_queries: self.prefix_queries,
+            prefix_hits: self.prefix_hits,
+        }
+    }
+
+    /// Evaluates the next batch. Returns whether any token was evaluated: `false` means that the engine
+    /// is idle or that every request waits for a slow reader.
+    pub fn step(&mut self) -> Result<bool, BackendError> {
+        self.sweep();
+        self.admit();
+        self.plan();
+        if self.batch.tokens.is_empty() {
+            return Ok(false);
+        }
+        if let Err(error) = self.backend.forward(&self.batch, &mut self.output) {
+            self.abandon(&error);
+            return Err(error);
+        }
+        for job in &mut self.running {
+            job.apply(&self.output);
+            job.sequence.publish(&mut self.pool);
+        }
+        self.sweep();
+        Ok(true)
+    }
+
+    /// Delivers what sinks will take, and lets go of jobs that ended.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        let pool = &mut self.pool;
+        let mut keep = |job: &mut Job| {
+            job.deliver(now);
+            if job.is_over() {
+                job.sequence.release(pool);
+            }
+            !job.is_gone()
+        };
+        self.running.retain_mut(&mut keep);
+        self.waiting.retain_mut(&mut keep);
+    }
+
+    /// Moves waiting requests to the running ones while there are places and blocks.
+    fn admit(&mut self) {
+        while self.running.len() < self.settings.max_running
+            && let Some(job) = self.waiting.front_mut()
+        {
+            job.adopt(&mut self.pool);
+            let needed = job.sequence.pending().div_ceil(BLOCK);
+            if needed > self.pool.available() && !self.running.is_empty() {
+                job.sequence.release(&mut self.pool);
+                return;
+            }
+            if job.admit() {
+                self.prefix_queries += job.usage().prompt as u64;
+                self.prefix_hits += job.usage().cached as u64;
+            }
+            self.running.extend(self.waiting.pop_front());
+        }
+    }
+
+    /// Fills the batch: requests that decode first, then prompts, each in order of arrival.
+    fn plan(&mut self) {
+        self.batch.clear();
+        let (mut budget, mut rows) = (self.settings.token_budget, self.limits.rows);
+        let ready = |&i: &usize| self.running[i].is_ready();
+        let mut order: Vec<usize> = (0..self.running.len()).filter(ready).collect();
+        order.sort_by_key(|&i| (self.running[i].reads_prompt(), self.running[i].id));
+        for (place, &index) in order.iter().enumerate() {
+            // A prompt leaves half of the budget to the ones behind it, so that a short request need
+            // not wait until a long one was read.
+            let alone = place + 1 == order.len() || !self.running[index].reads_prompt();
+            let share = if alone { budget } else { budget.div_ceil(2) };
+            while share > 0 && rows > 0 && self.running[index].is_ready() {
+                let job = &mut self.running[index];
+                if job.schedule(&mut self.pool, &mut self.batch, share, rows).is_ok() {
+                    budget -= job.planned_tokens();
+                    rows -= job.planned_rows();
+                    break;
+                }
+                self.preempt(index);
+            }
+        }
+        for index in (0..self.running.len()).rev() {
+            if self.running[index].is_preempted() {
+                self.waiting.push_front(self.running.remove(index));
+            }
+        }
+    }
+
+    /// Takes the blocks of the youngest running request that is not in the batch, so that the one at
+    /// `index` can go on; that one gives up its own if it is the youngest.
+    fn preempt(&mut self, index: usize) {
+        let id = self.running[index].id;
+        let candidates = self.running.iter_mut().filter(|job| job.can_be_preempted() && job.id >= id);
+        if let Some(victim) = candidates.max_by_key(|job| job.id) {
+            victim.preempt(&mut self.pool);
+            self.preemptions += 1;
+        }
+    }
+
+    /// After a device fault nothing in the KV blocks can be trusted: every request ends with the error.
+    fn abandon(&mut self, error: &BackendError) {
+        for job in self.running.iter_mut().chain(&mut self.waiting) {
+            job.finish(FinishReason::Error(error.to_string()));
+        }
+        self.sweep();
+        self.pool.forget();
+    }
+}

@@ -1,0 +1,220 @@
+//! The scalar oracle: the definition of the model, in f32, one operation after the other. Slow on
+//! purpose: every line can be held against the description of the model in ARCHITECTURE.md.
+//!
+//! There is one forward pass and it runs over block tables; a prompt is a batch of many tokens and a
+//! decode step a batch of few.
+
+mod kv;
+mod ops;
+
+use std::sync::Arc;
+
+use model::{HEAD_DIM, KV_HEADS, Layer, Model, Spec};
+
+use crate::backend::{Backend, BackendError, KvConfig, Limits};
+use crate::batch::{Batch, Input, Output};
+use crate::rope::{Rope, Rotation};
+use crate::sampling::Sampler;
+use kv::KvStore;
+use ops::{add, attend, matmul, rms_norm, silu};
+
+/// Tokens a call. The oracle computes token by token, so this bounds only its scratch memory.
+const MAX_TOKENS: usize = 2048;
+
+/// The reference backend.
+pub struct Oracle {
+    model: Arc<Model>,
+    threads: usize,
+    rope: Rope,
+    kv: KvStore,
+    sampler: Sampler,
+    answered: std::collections::VecDeque<Output>,
+    /// Tokens that the last submitted batch sampled, by row.
+    sampled: Vec<Option<u32>>,
+}
+
+impl Oracle {
+    /// An oracle for `model` that spreads rows of its matrices over `threads`; results do not depend
+    /// on how many.
+    pub fn new(model: Arc<Model>, kv: KvConfig, threads: usize) -> Self {
+        Oracle {
+            rope: Rope::new(model.spec.theta),
+            kv: KvStore::new(model.spec.layers, kv),
+            model,
+            threads: threads.max(1),
+            sampler: Sampler::default(),
+            answered: Default::default(),
+            sampled: Vec::new(),
+        }
+    }
+
+    /// Token ids of a batch, with references to the batch before it resolved.
+    fn resolve(&self, batch: &Batch) -> Result<Vec<u32>, BackendError> {
+        let resolve = |input: &Input| match *input {
+            Input::Token(id) => Ok(id),
+            Input::Sampled(row) => self.sampled.get(row).copied().flatten().ok_or_else(|| {
+                BackendError::Batch(format!("row {row} of the last batch drew no token"))
+            }),
+        };
+        batch.tokens.iter().map(resolve).collect()
+    }
+
+    /// The forward pass: logits for each of the batch's rows, `[rows, vocab]`.
+    fn logits(&mut self, batch: &Batch, tokens: &[u32]) -> Vec<f32> {
+        let model = Arc::clone(&self.model);
+        let (spec, weights) = (&model.spec, &model.weights);
+        let rotations: Vec<Rotation> = batch.positions.iter().map(|&p| self.rope.at(p)).collect();
+
+        // x is the residual stream, [tokens, hidden].
+        let mut x = vec![0.0; tokens.len() * spec.hidden];
+        for (row, &token) in x.chunks_exact_mut(spec.hidden).zip(tokens) {
+            weights.embedding.row_f32(token as usize, row);
+        }
+        let mut scratch = Scratch::new(spec, tokens.len());
+        for (index, layer) in weights.layers.iter().enumerate() {
+            self.attention(index, layer, spec, batch, &rotations, &mut x, &mut scratch);
+            self.feed_forward(layer, &mut x, &mut scratch);
+        }
+
+        let mut last = vec![0.0; batch.rows.len() * spec.hidden];
+        for (out, row) in last.chunks_exact_mut(spec.hidden).zip(&batch.rows) {
+            let x = &x[row.token * spec.hidden..][..spec.hidden];
+            rms_norm(x, weights.output_norm.as_f32(), out);
+        }
+        let mut logits = vec![0.0; batch.rows.len() * spec.vocab];
+        matmul(&weights.head, &last, &mut logits, self.threads);
+        logits
+    }
+
+    /// x += O(attention(norm(x))), appending this batch's keys and values to the cache.
+    #[expect(clippy::too_many_arguments, reason = "one phase of one function")]
+    fn attention(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        spec: &Spec,
+        batch: &Batch,
+        rotations: &[Rotation],
+        x: &mut [f32],
+        s: &mut Scratch,
+    ) {
+        norm_rows(x, layer.attention_norm.as_f32(), &mut s.normed);
+        matmul(&layer.q, &s.normed, &mut s.q, self.threads);
+        matmul(&layer.k, &s.normed, &mut s.k, self.threads);
+        matmul(&layer.v, &s.normed, &mut s.v, self.threads);
+        norm_and_rotate(&mut s.q, spec.heads, layer.q_norm.as_f32(), rotations);
+        norm_and_rotate(&mut s.k, KV_HEADS, layer.k_norm.as_f32(), rotations);
+
+        for sequence in 0..batch.sequences() {
+            let table = &batch.tables[sequence];
+            let tokens = batch.offsets[sequence]..batch.offsets[sequence + 1];
+            for t in tokens.clone() {
+                let row = t * spec.kv_width()..(t + 1) * spec.kv_width();
+                let position = batch.positions[t] as usize;
+                self.kv.append(index, table, position, &s.k[row.clone()], &s.v[row]);
+            }
+            for t in tokens {
+                let row = t * spec.q_width()..(t + 1) * spec.q_width();
+                let length = batch.positions[t] as usize + 1;
+                let cached = self.kv.view(index, table, length);
+                attend(&s.q[row.clone()], spec.group(), &cached, &mut s.attended[row]);
+            }
+        }
+        matmul(&layer.o, &s.attended, &mut s.update, self.threads);
+        add(x, &s.update);
+    }
+
+    /// x += down(silu(gate(norm(x))) * up(norm(x))).
+    fn feed_forward(&self, layer: &Layer, x: &mut [f32], s: &mut Scratch) {
+        norm_rows(x, layer.ffn_norm.as_f32(), &mut s.normed);
+        matmul(&layer.gate, &s.normed, &mut s.gate, self.threads);
+        matmul(&layer.up, &s.normed, &mut s.up, self.threads);
+        for (gate, up) in s.gate.iter_mut().zip(&s.up) {
+            *gate = silu(*gate) * up;
+        }
+        matmul(&layer.down, &s.gate, &mut s.update, self.threads);
+        add(x, &s.update);
+    }
+}
+
+/// Activations of one call, `[tokens, width]` each.
+struct Scratch {
+    normed: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    attended: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    update: Vec<f32>,
+}
+
+impl Scratch {
+    fn new(spec: &Spec, tokens: usize) -> Self {
+        let rows = |width: usize| vec![0.0; tokens * width];
+        Scratch {
+            normed: rows(spec.hidden),
+            q: rows(spec.q_width()),
+            k: rows(spec.kv_width()),
+            v: rows(spec.kv_width()),
+            attended: rows(spec.q_width()),
+            gate: rows(spec.ffn),
+            up: rows(spec.ffn),
+            update: rows(spec.hidden),
+        }
+    }
+}
+
+/// RMSNorm of every row of width `weight.len()`.
+fn norm_rows(x: &[f32], weight: &[f32], out: &mut [f32]) {
+    let width = weight.len();
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        rms_norm(x, weight, out);
+    }
+}
+
+/// RMSNorm and RoPE of every head of every token, in place; `x` is `[tokens, heads, 128]`.
+fn norm_and_rotate(x: &mut [f32], heads: usize, weight: &[f32], rotations: &[Rotation]) {
+    for (token, rotation) in x.chunks_exact_mut(heads * HEAD_DIM).zip(rotations) {
+        for head in token.chunks_exact_mut(HEAD_DIM) {
+            let mut normed = [0.0; HEAD_DIM];
+            rms_norm(head, weight, &mut normed);
+            rotation.apply(&mut normed);
+            head.copy_from_slice(&normed);
+        }
+    }
+}
+
+impl Backend for Oracle {
+    fn limits(&self) -> Limits {
+        let spec = &self.model.spec;
+        Limits {
+            tokens: MAX_TOKENS,
+            rows: MAX_TOKENS,
+            blocks: self.kv.blocks(),
+            context: spec.context,
+            vocab: spec.vocab,
+        }
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<(), BackendError> {
+        batch.check(&self.limits())?;
+        let tokens = self.resolve(batch)?;
+        for &(from, to) in &batch.copies {
+            self.kv.copy_block(from, to);
+        }
+        let logits = self.logits(batch, &tokens);
+        let rows = batch.rows.iter().zip(logits.chunks_exact(self.model.spec.vocab));
+        let answers = rows.map(|(row, logits)| self.sampler.answer(&row.want, logits)).collect();
+        let output = Output { answers };
+        self.sampled = output.tokens();
+        self.answered.push_back(output);
+        Ok(())
+    }
+
+    fn collect(&mut self, out: &mut Output) -> Result<(), BackendError> {
+        let nothing = || BackendError::Batch("nothing was submitted".into());
+        *out = self.answered.pop_front().ok_or_else(nothing)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! What is asked of an [`Engine`](crate::Engine), and what comes back.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+
+use crate::batch::Choice;
+use crate::sampling::SamplingParams;
+
+/// One completion to generate.
+pub struct Request {
+    /// Prompt tokens; at least one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; the context bounds it further.
+    pub max_tokens: usize,
+    /// How to draw.
+    pub sampling: SamplingParams,
+    /// Added to the logits of these tokens.
+    pub bias: Arc<[(u32, f32)]>,
+    /// Tokens that end the answer; they are counted but give no text.
+    pub stop_tokens: Vec<u32>,
+    /// Texts that end the answer; neither they nor anything after them is emitted.
+    pub stop_texts: Vec<String>,
+    /// Alternatives to list beside each token.
+    pub top: usize,
+    /// Whether to score the prompt's own tokens first.
+    pub score_prompt: bool,
+    /// What the answer must look like, if it must.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// When to give up.
+    pub deadline: Option<Instant>,
+    /// Where events go.
+    pub sink: Box<dyn Sink>,
+}
+
+/// Restricts an answer token by token, e.g. to a grammar.
+pub trait Constraint: Send {
+    /// Tokens allowed next, as [`Sample::mask`](crate::Sample::mask) wants them; `None` allows all.
+    fn mask(&mut self) -> Result<Option<Arc<[u32]>>, String>;
+    /// Moves past a token that was drawn.
+    fn accept(&mut self, token: u32) -> Result<(), String>;
+}
+
+/// Takes events without ever blocking the engine.
+pub trait Sink: Send {
+    /// Hands over one event, or says why not.
+    fn send(&mut self, event: Event) -> Result<(), SinkError>;
+
+    /// Whether the reader is known to have left, so that nothing need be computed for it.
+    fn is_closed(&self) -> bool {
+        false
+    }
+}
+
+/// Why a sink took no event.
+#[derive(Debug)]
+pub enum SinkError {
+    /// The reader is slow: the event comes back, and the request waits until the sink takes it.
+    Full(Event),
+    /// Nobody reads any more: the request is cancelled.
+    Closed,
+}
+
+impl Sink for SyncSender<Event> {
+    fn send(&mut self, event: Event) -> Result<(), SinkError> {
+        self.try_send(event).map_err(|e| match e {
+            TrySendError::Full(event) => SinkError::Full(event),
+            TrySendError::Disconnected(_) => SinkError::Closed,
+        })
+    }
+}
+
+/// Something that happened to a request, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// Scores of the prompt's tokens from the second one on, if they were asked for.
+    Prompt(Vec<Choice>),
+    /// One generated token.
+    Token(Token),
+    /// The end; nothing follows.
+    Finished(Finished),
+}
+
+/// One generated token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// The token, its log-probability and the alternatives.
+    pub choice: Choice,
+    /// Text that may leave because of it: empty while a character or a possible stop text is
+    /// incomplete.
+    pub text: String,
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    /// Why.
+    pub reason: FinishReason,
+    /// Text that was held back and may leave after all.
+    pub text: String,
+    /// Counts.
+    pub usage: Usage,
+    /// Times.
+    pub timings: Timings,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token or a stop text.
+    Stop,
+    /// `max_tokens` or the context.
+    Length,
+    /// The deadline passed.
+    Deadline,
+    /// The engine is shutting down or the caller asked for it.
+    Cancelled,
+    /// The model or the constraint failed.
+    Error(String),
+}
+
+/// Token counts of one request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Prompt tokens.
+    pub prompt: usize,
+    /// Prompt tokens that were in the prefix cache.
+    pub cached: usize,
+    /// Generated tokens, without the stop token.
+    pub generated: usize,
+}
+
+/// Where the time of one request went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From submission to admission.
+    pub queued: Duration,
+    /// From admission to the first token.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+}
