@@ -33,7 +33,8 @@ enum Step {
     MERGE_AT,       // [merges][4] token, first partial, stride of partials, chunks
     FLASH_AT,       // [flashes][2] first token, tokens
     COPY_AT,        // [copies][2] from, to
-    SAMPLE_AT,      // [rows] where the row's Draw begins
+    DRAW_AT,        // [rows] where the row's Draw begins
+    GROUP_AT,       // [groups] answer rows of each pass over the head
     HEADER = 16,
 };
 

@@ -1,17 +1,17 @@
 // RMSNorm of the residual stream, to fp16 for the tensor cores.
 //
-// Floor: hidden x 6 bytes a row; latency. `rows` picks tokens (the answer rows before the head); null takes all.
-// x fp32 [tokens][hidden], weight fp32 [hidden], out fp16 [count][hidden]. Grid: (count), 256 threads.
+// Floor: hidden x 6 bytes a row; latency. `first` picks the tokens of the answer rows from there on; -1 takes all.
+// x fp32 [tokens][hidden], weight fp32 [hidden], out fp16 [grid][hidden]. Grid: (tokens or rows), 256 threads.
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-    norm(const float* x, const float* weight, __half* out, const int* step, int hidden, int answers) {
+    rms_norm(const float* x, const float* weight, __half* out, const int* step, int hidden, int first) {
     __shared__ float scratch[8];
     release();
     depend();
     int row = blockIdx.x;
-    if (row >= step[answers ? ROWS : TOKENS]) return;
-    int token = answers ? step[step[ROW_AT] + row] : row;
+    if (first < 0 ? row >= step[TOKENS] : first + row >= step[ROWS]) return;
+    int token = first < 0 ? row : step[step[ROW_AT] + first + row];
     const float4* from = reinterpret_cast<const float4*>(x + size_t(token) * hidden);
     float4 v[5];  // hidden up to 5,120
     float squares = 0.0f;

@@ -18,7 +18,7 @@ __device__ __forceinline__ void append(const Cache& cache, size_t row, int lane,
         to[32] = pack(as_bf16(high.x), as_bf16(high.y));
     } else {
         float most = warp_max(fmaxf(fmaxf(fabsf(low.x), fabsf(low.y)), fmaxf(fabsf(high.x), fabsf(high.y))));
-        float scale = most / 127.0f, inverse = most > 0.0f ? 127.0f / most : 0.0f;
+        float scale = most / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
         char2* to = reinterpret_cast<char2*>(cache.values) + row * (HEAD / 2) + lane;
         to[0] = make_char2(__float2int_rn(low.x * inverse), __float2int_rn(low.y * inverse));
         to[32] = make_char2(__float2int_rn(high.x * inverse), __float2int_rn(high.y * inverse));
