@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::batch::{Batch, Output};
+use model::{HEAD_DIM, KV_HEADS};
+
+use crate::batch::{BLOCK, Batch, Output};
 
 /// How keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,6 +23,22 @@ pub struct KvConfig {
     pub blocks: usize,
     /// Storage type.
     pub kind: KvKind,
+}
+
+impl KvConfig {
+    /// Enough blocks for one sequence of `positions`.
+    pub fn for_positions(positions: usize, kind: KvKind) -> Self {
+        KvConfig { blocks: positions.div_ceil(BLOCK), kind }
+    }
+
+    /// Bytes that the cache of a model with this many layers takes.
+    pub fn bytes(&self, layers: usize) -> u64 {
+        let head_row = match self.kind {
+            KvKind::Bf16 => 2 * HEAD_DIM,
+            KvKind::Q8_0 => HEAD_DIM + size_of::<f32>(),
+        };
+        (layers * self.blocks * BLOCK * 2 * KV_HEADS * head_row) as u64
+    }
 }
 
 /// What one call may hold.

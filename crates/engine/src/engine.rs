@@ -8,10 +8,9 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use std::time::Instant;
 
-use text::Tokenizer;
+use model::Vocabulary;
 
 use crate::backend::{Backend, BackendError, Limits};
 use crate::batch::{BLOCK, Batch, Output};
@@ -30,8 +29,8 @@ pub struct Settings {
     pub context: usize,
 }
 
-/// Names a request to [`Engine::cancel`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// Names a request to [`Engine::cancel`]; later requests have larger ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(u64);
 
 /// Why a request was not taken.
@@ -97,7 +96,7 @@ pub struct Load {
 /// Runs requests on one backend. Drive it with [`Engine::step`] from one thread.
 pub struct Engine {
     backend: Box<dyn Backend>,
-    tokenizer: Arc<Tokenizer>,
+    vocabulary: &'static Vocabulary,
     limits: Limits,
     settings: Settings,
     pool: KvPool,
@@ -113,7 +112,11 @@ pub struct Engine {
 
 impl Engine {
     /// An engine that owns all of the backend's KV blocks.
-    pub fn new(backend: Box<dyn Backend>, tokenizer: Arc<Tokenizer>, settings: Settings) -> Self {
+    pub fn new(
+        backend: Box<dyn Backend>,
+        vocabulary: &'static Vocabulary,
+        settings: Settings,
+    ) -> Self {
         let limits = backend.limits();
         let reachable = limits.context.min(limits.blocks * BLOCK);
         Engine {
@@ -124,7 +127,7 @@ impl Engine {
             },
             pool: KvPool::new(limits.blocks),
             backend,
-            tokenizer,
+            vocabulary,
             limits,
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -159,7 +162,7 @@ impl Engine {
         request.max_tokens = request.max_tokens.min(self.settings.context - prompt);
         self.next_id += 1;
         let id = RequestId(self.next_id);
-        self.waiting.push_back(Job::new(id, request, Arc::clone(&self.tokenizer)));
+        self.waiting.push_back(Job::new(id, request, self.vocabulary));
         Ok(id)
     }
 
@@ -275,7 +278,8 @@ impl Engine {
     /// `index` can go on; that one gives up its own if it is the youngest.
     fn preempt(&mut self, index: usize) {
         let id = self.running[index].id;
-        let candidates = self.running.iter_mut().filter(|job| job.can_be_preempted() && job.id >= id);
+        let candidates =
+            self.running.iter_mut().filter(|job| job.can_be_preempted() && job.id >= id);
         if let Some(victim) = candidates.max_by_key(|job| job.id) {
             victim.preempt(&mut self.pool);
             self.preemptions += 1;

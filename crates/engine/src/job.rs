@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use text::{StopMatcher, StreamDecoder, Tokenizer};
+use model::Vocabulary;
+use text::{Decoder, StopMatcher};
 
 use crate::batch::{Answer, Batch, Choice, Output, Row, Want};
 use crate::engine::RequestId;
@@ -20,7 +21,7 @@ pub struct Job {
     request: Request,
     prompt: usize,
     usage: Usage,
-    decoder: StreamDecoder,
+    decoder: Decoder,
     stops: StopMatcher,
     prompt_scores: Vec<Choice>,
     /// What this step's batch holds of the job.
@@ -55,14 +56,14 @@ struct Planned {
 
 impl Job {
     /// A job that has not run yet.
-    pub fn new(id: RequestId, mut request: Request, tokenizer: Arc<Tokenizer>) -> Self {
+    pub fn new(id: RequestId, mut request: Request, vocabulary: &'static Vocabulary) -> Self {
         let prompt = std::mem::take(&mut request.prompt);
         let mut job = Job {
             id,
             prompt: prompt.len(),
             usage: Usage { prompt: prompt.len(), ..Usage::default() },
             sequence: Sequence::new(prompt),
-            decoder: StreamDecoder::new(tokenizer),
+            decoder: Decoder::new(vocabulary, true),
             stops: StopMatcher::new(&request.stop_texts),
             prompt_scores: Vec::new(),
             planned: None,
@@ -170,10 +171,12 @@ impl Job {
         if scoring {
             let top = self.request.top;
             let targets = self.sequence.tokens()[start + 1..].iter().take(count);
-            batch.rows.extend(targets.enumerate().map(|(i, &target)| Row {
-                token: first + i,
-                want: Want::Score { target, top },
-            }));
+            batch.rows.extend(
+                targets.enumerate().map(|(i, &target)| Row {
+                    token: first + i,
+                    want: Want::Score { target, top },
+                }),
+            );
         }
         let scores = batch.rows.len() - first_row;
         let draws = self.sequence.pending() == 0 && self.request.max_tokens > 0;
@@ -259,7 +262,9 @@ impl Job {
         }
         self.usage.generated += 1;
         self.sequence.append(&[token]);
-        let text = self.stops.push(&self.decoder.push(token));
+        let mut text = String::new();
+        self.decoder.push(token, &mut text);
+        let text = self.stops.push(&text);
         self.outbox.push_back(Event::Token(Token { choice, text }));
         if self.stops.matched() {
             self.finish(FinishReason::Stop);
@@ -275,8 +280,8 @@ impl Job {
         }
         let mut text = String::new();
         if !self.stops.matched() {
-            text = self.stops.push(&self.decoder.finish());
-            text += &self.stops.finish();
+            self.decoder.finish(&mut text);
+            text = self.stops.push(&text) + &self.stops.finish();
         }
         let between = |a: Option<Instant>, b: Option<Instant>| match (a, b) {
             (Some(a), Some(b)) => b.saturating_duration_since(a),

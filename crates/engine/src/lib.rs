@@ -5,16 +5,23 @@
 pub mod backend;
 pub mod batch;
 pub mod conformance;
+pub mod engine;
+mod job;
 pub mod kv;
 pub mod oracle;
 pub mod philox;
+pub mod request;
 pub mod rope;
 pub mod sampling;
+pub mod scripted;
 pub mod sequence;
 
 pub use backend::{Backend, BackendError, KvConfig, KvKind, Limits};
 pub use batch::{Answer, Batch, Choice, Input, Output, Row, Want};
+pub use engine::{Engine, Load, Refusal, RequestId, Settings};
 pub use kv::KvPool;
 pub use oracle::Oracle;
+pub use request::{Event, FinishReason, Finished, Request};
 pub use sampling::{Sample, Sampler, SamplingParams};
+pub use scripted::Scripted;
 pub use sequence::Sequence;

@@ -33,6 +33,25 @@ pub struct Request {
     pub sink: Box<dyn Sink>,
 }
 
+impl Request {
+    /// A greedy request without limits of its own: no stops, no alternatives, up to the context.
+    pub fn new(prompt: Vec<u32>, sink: Box<dyn Sink>) -> Self {
+        Request {
+            prompt,
+            max_tokens: usize::MAX,
+            sampling: SamplingParams::default(),
+            bias: Arc::new([]),
+            stop_tokens: Vec::new(),
+            stop_texts: Vec::new(),
+            top: 0,
+            score_prompt: false,
+            constraint: None,
+            deadline: None,
+            sink,
+        }
+    }
+}
+
 /// Restricts an answer token by token, e.g. to a grammar.
 pub trait Constraint: Send {
     /// Tokens allowed next, as [`Sample::mask`](crate::Sample::mask) wants them; `None` allows all.

@@ -1,5 +1,59 @@
-//! The `kipp` command line.
+//! The `kipp` command line: one module a verb, each reading its flags, calling the libraries and printing.
+//!
+//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 wrong usage.
 
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod generate;
+mod inspect;
+mod ls;
+mod options;
+mod output;
+mod ppl;
+mod store;
+mod tokenize;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Runs the dense Qwen3 models on local hardware.
+#[derive(Parser)]
+#[command(name = "kipp", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Continues a text.
+    Generate(generate::Args),
+    /// Prints the token ids of a text.
+    Tokenize(tokenize::Args),
+    /// Says what is in a model file.
+    Inspect(inspect::Args),
+    /// Lists the checkpoints that kipp runs and which of them are here.
+    Ls(ls::Args),
+    /// Measures the perplexity of a text.
+    Ppl(ppl::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().verb {
+        Verb::Generate(args) => generate::run(args),
+        Verb::Tokenize(args) => tokenize::run(args),
+        Verb::Inspect(args) => inspect::run(args),
+        Verb::Ls(args) => ls::run(args),
+        Verb::Ppl(args) => ppl::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read our output has seen enough.
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::complain(&format!("kipp: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,6 +1,12 @@
-//! Tensors as they lie in a file: bytes, a type and a shape. The bytes stay in the mapping.
+//! Tensors as they lie in a file: bytes, a type and a shape. The bytes stay where they are, in a mapping, in a
+//! buffer or in the program itself.
 
+use std::fmt;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::scheme;
 
 /// Element layout of a stored tensor, in GGUF's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +23,44 @@ pub enum TensorType {
     Q4_0,
 }
 
+impl TensorType {
+    /// Elements of a block; a row is a whole number of blocks.
+    pub const fn block(self) -> usize {
+        match self {
+            TensorType::F32 | TensorType::Bf16 => 1,
+            TensorType::Q8_0 | TensorType::Q4_1 | TensorType::Q4_0 => scheme::BLOCK,
+        }
+    }
+
+    /// Bytes of a block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            TensorType::F32 => 4,
+            TensorType::Bf16 => 2,
+            TensorType::Q8_0 => 34,
+            TensorType::Q4_1 => 20,
+            TensorType::Q4_0 => 18,
+        }
+    }
+
+    /// Bytes of a row of `cols` elements, a multiple of [`Self::block`].
+    pub const fn row_bytes(self, cols: usize) -> usize {
+        cols / self.block() * self.block_bytes()
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TensorType::F32 => "F32",
+            TensorType::Bf16 => "BF16",
+            TensorType::Q8_0 => "Q8_0",
+            TensorType::Q4_1 => "Q4_1",
+            TensorType::Q4_0 => "Q4_0",
+        })
+    }
+}
+
 /// A byte range that keeps its owner (a mapping, a buffer or the binary itself) alive.
 #[derive(Clone)]
 pub struct Bytes {
@@ -25,8 +69,40 @@ pub struct Bytes {
     len: usize,
 }
 
+impl Bytes {
+    /// All bytes of an owner.
+    pub fn new(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
+        let len = owner.as_ref().len();
+        Self { owner: Arc::new(owner), start: 0, len }
+    }
+
+    /// A part of these bytes with the same owner; `None` if it is not inside.
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        let len = range.end.checked_sub(range.start)?;
+        (range.end <= self.len).then(|| Self {
+            owner: self.owner.clone(),
+            start: self.start + range.start,
+            len,
+        })
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &(*self.owner).as_ref()[self.start..self.start + self.len]
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bytes({})", self.len)
+    }
+}
+
 /// A weight matrix, row-major: `rows` outputs, each a row of `cols` inputs.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Matrix {
     /// Element layout.
     pub ty: TensorType,
@@ -37,8 +113,62 @@ pub struct Matrix {
     bytes: Bytes,
 }
 
+impl Matrix {
+    /// A matrix over `bytes`, which have to be `rows` rows exactly.
+    pub fn new(ty: TensorType, rows: usize, cols: usize, bytes: Bytes) -> Result<Self> {
+        if !cols.is_multiple_of(ty.block()) {
+            return Err(Error::mismatch(
+                "columns",
+                format_args!("a multiple of {} for {ty}", ty.block()),
+                cols,
+            ));
+        }
+        let expected = rows * ty.row_bytes(cols);
+        if bytes.len() != expected {
+            return Err(Error::mismatch(
+                format_args!("bytes of a [{rows}, {cols}] {ty} matrix"),
+                expected,
+                bytes.len(),
+            ));
+        }
+        Ok(Self { ty, rows, cols, bytes })
+    }
+
+    /// All rows, one behind the other.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// One row as it is stored.
+    pub fn row_bytes(&self, row: usize) -> &[u8] {
+        let len = self.ty.row_bytes(self.cols);
+        &self.bytes[row * len..(row + 1) * len]
+    }
+
+    /// Decodes one row into `out`, `[cols]`.
+    pub fn row_f32(&self, row: usize, out: &mut [f32]) {
+        scheme::decode(self.ty, self.row_bytes(row), out);
+    }
+}
+
 /// A norm's weights, `[len]` in f32.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Vector {
     bytes: Bytes,
+}
+
+impl Vector {
+    /// A vector over the bytes of `len` floats, which have to lie at a multiple of 4.
+    pub fn new(len: usize, bytes: Bytes) -> Result<Self> {
+        match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
+            Ok(floats) if floats.len() == len => Ok(Self { bytes }),
+            Ok(floats) => Err(Error::mismatch("length", len, floats.len())),
+            Err(error) => Err(Error::mismatch("bytes", "aligned floats", error)),
+        }
+    }
+
+    /// The weights.
+    pub fn as_f32(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.bytes)
+    }
 }

@@ -1,19 +1,10 @@
 //! The weights of one checkpoint by role. Shapes are checked when this is built, never afterwards.
 
-use crate::tensor::{Matrix, TensorType, Vector};
+use std::collections::HashMap;
 
-/// How the seven projections of every layer are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scheme {
-    /// bfloat16, as published.
-    Bf16,
-    /// 8 bits, a scale a block of 32.
-    Q8_0,
-    /// 4 bits, a scale and a minimum a block of 32.
-    Q4_1,
-    /// 4 bits, a scale a block of 32.
-    Q4_0,
-}
+use crate::error::{Error, Result};
+use crate::layout::Tensor;
+use crate::tensor::{Bytes, Matrix, Vector};
 
 /// One transformer block. Shapes as [out, in]; q = heads x 128, kv = 8 x 128.
 pub struct Layer {
@@ -53,14 +44,50 @@ pub struct Weights {
     pub head: Matrix,
 }
 
-impl Scheme {
-    /// The tensor type of a projection under this scheme.
-    pub const fn tensor_type(self) -> TensorType {
-        match self {
-            Scheme::Bf16 => TensorType::Bf16,
-            Scheme::Q8_0 => TensorType::Q8_0,
-            Scheme::Q4_1 => TensorType::Q4_1,
-            Scheme::Q4_0 => TensorType::Q4_0,
-        }
+impl Weights {
+    /// Binds the tensors of a [`layout`](crate::layout) by name; `bytes` brings each tensor's.
+    pub fn bind(
+        tensors: &[Tensor],
+        layers: usize,
+        mut bytes: impl FnMut(&Tensor) -> Result<Bytes>,
+    ) -> Result<Self> {
+        let by_name: HashMap<_, _> = tensors.iter().map(|tensor| (&*tensor.name, tensor)).collect();
+        let mut find = |name: &str| match by_name.get(name) {
+            Some(tensor) => Ok((*tensor, bytes(tensor)?)),
+            None => Err(Error::mismatch(format_args!("tensor `{name}`"), "to be there", "nothing")),
+        };
+        let embedding = matrix(find("token_embd.weight")?)?;
+        let layers = (0..layers)
+            .map(|i| {
+                let mut find = |part: &str| find(&format!("blk.{i}.{part}.weight"));
+                Ok(Layer {
+                    attention_norm: vector(find("attn_norm")?)?,
+                    q: matrix(find("attn_q")?)?,
+                    k: matrix(find("attn_k")?)?,
+                    v: matrix(find("attn_v")?)?,
+                    q_norm: vector(find("attn_q_norm")?)?,
+                    k_norm: vector(find("attn_k_norm")?)?,
+                    o: matrix(find("attn_output")?)?,
+                    ffn_norm: vector(find("ffn_norm")?)?,
+                    gate: matrix(find("ffn_gate")?)?,
+                    up: matrix(find("ffn_up")?)?,
+                    down: matrix(find("ffn_down")?)?,
+                })
+            })
+            .collect::<Result<_>>()?;
+        let output_norm = vector(find("output_norm.weight")?)?;
+        let head = match by_name.contains_key("output.weight") {
+            true => matrix(find("output.weight")?)?,
+            false => embedding.clone(),
+        };
+        Ok(Self { embedding, layers, output_norm, head })
     }
+}
+
+fn matrix((tensor, bytes): (&Tensor, Bytes)) -> Result<Matrix> {
+    Matrix::new(tensor.ty, tensor.rows, tensor.cols, bytes)
+}
+
+fn vector((tensor, bytes): (&Tensor, Bytes)) -> Result<Vector> {
+    Vector::new(tensor.cols, bytes)
 }

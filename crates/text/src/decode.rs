@@ -40,8 +40,9 @@ impl Decoder {
     }
 
     /// Ends the stream: a character that was never completed becomes U+FFFD.
-    pub fn finish(self, out: &mut String) {
+    pub fn finish(&mut self, out: &mut String) {
         if !self.pending.is_empty() {
+            self.pending.clear();
             out.push(char::REPLACEMENT_CHARACTER);
         }
     }

@@ -6,7 +6,9 @@ mod bpe;
 pub mod decode;
 mod nfc;
 mod split;
+mod stop;
 pub mod tokenizer;
 
 pub use decode::Decoder;
+pub use stop::StopMatcher;
 pub use tokenizer::{Special, Tokenizer};

@@ -174,7 +174,8 @@ fn batched(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     let mut alone = Vec::new();
     for sequence in &mut sequences {
         sequence.release(&mut bench.pool);
-        bench.evaluate(&mut [sequence], sequence.tokens().len() - steps, 1)?;
+        let prompt = sequence.pending() - steps;
+        bench.evaluate(&mut [sequence], prompt, 1)?;
         alone.push(bench.evaluate_in_chunks(sequence, || 1)?);
     }
     let expected: Logits =
@@ -247,7 +248,7 @@ fn settings(rig: &mut Rig<'_>) -> Vec<SamplingParams> {
 }
 
 fn sampling(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
-    let vocab = rig.model().spec.vocab;
+    let vocab = rig.model().spec().vocab;
     let mut bench = rig.subject(256, KvKind::Bf16)?;
     let tokens = rig.tokens(24);
     let logits = at_once(&mut bench, &tokens)?;
@@ -309,7 +310,7 @@ fn kv_q8_0(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
 }
 
 fn long_context(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
-    let longest = rig.model().spec.context.min(1100);
+    let longest = rig.model().spec().context.min(1100);
     let tokens = rig.tokens(longest);
     let mut oracle = rig.oracle(longest, KvKind::Bf16);
     let mut bench = rig.subject(longest, KvKind::Bf16)?;

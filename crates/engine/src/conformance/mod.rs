@@ -15,7 +15,7 @@ use model::Model;
 use crate::backend::{Backend, BackendError, KvConfig};
 
 pub use gates::GATES;
-pub use rig::Rig;
+pub use rig::{Rig, nmse};
 
 /// One gate.
 pub struct Gate {

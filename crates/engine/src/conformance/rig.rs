@@ -6,7 +6,7 @@ use model::Model;
 
 use super::{Finding, Reproducibility, Subject, Unit};
 use crate::backend::{Backend, BackendError, KvConfig, KvKind};
-use crate::batch::{Answer, BLOCK, Batch, Output, Row, Want};
+use crate::batch::{Answer, Batch, Output, Row, Want};
 use crate::kv::KvPool;
 use crate::oracle::Oracle;
 use crate::philox::philox;
@@ -48,23 +48,21 @@ impl<'a> Rig<'a> {
 
     /// Random tokens of the whole vocabulary.
     pub fn tokens(&mut self, count: usize) -> Vec<u32> {
-        let vocab = self.subject.model.spec.vocab;
+        let vocab = self.subject.model.spec().vocab;
         (0..count).map(|_| self.roll(vocab) as u32).collect()
     }
 
     /// The backend under test with room for `positions`.
     pub fn subject(&mut self, positions: usize, kind: KvKind) -> Result<Bench, BackendError> {
-        let blocks = positions.div_ceil(BLOCK);
-        let backend = (self.subject.make)(KvConfig { blocks, kind })?;
-        Ok(Bench { backend, pool: KvPool::new(blocks) })
+        let kv = KvConfig::for_positions(positions, kind);
+        Ok(Bench { backend: (self.subject.make)(kv)?, pool: KvPool::new(kv.blocks) })
     }
 
     /// The oracle with room for `positions`.
     pub fn oracle(&self, positions: usize, kind: KvKind) -> Bench {
-        let blocks = positions.div_ceil(BLOCK);
-        let model = Arc::clone(&self.subject.model);
-        let oracle = Oracle::new(model, KvConfig { blocks, kind }, self.subject.threads);
-        Bench { backend: Box::new(oracle), pool: KvPool::new(blocks) }
+        let kv = KvConfig::for_positions(positions, kind);
+        let oracle = Oracle::new(Arc::clone(&self.subject.model), kv, self.subject.threads);
+        Bench { backend: Box::new(oracle), pool: KvPool::new(kv.blocks) }
     }
 
     /// Compares with the oracle: NMSE over the whole vocabulary, and the same arg max wherever the

@@ -38,8 +38,8 @@ impl Oracle {
     /// on how many.
     pub fn new(model: Arc<Model>, kv: KvConfig, threads: usize) -> Self {
         Oracle {
-            rope: Rope::new(model.spec.theta),
-            kv: KvStore::new(model.spec.layers, kv),
+            rope: Rope::new(model.spec().theta),
+            kv: KvStore::new(model.spec().layers, kv),
             model,
             threads: threads.max(1),
             sampler: Sampler::default(),
@@ -62,7 +62,7 @@ impl Oracle {
     /// The forward pass: logits for each of the batch's rows, `[rows, vocab]`.
     fn logits(&mut self, batch: &Batch, tokens: &[u32]) -> Vec<f32> {
         let model = Arc::clone(&self.model);
-        let (spec, weights) = (&model.spec, &model.weights);
+        let (spec, weights) = (model.spec(), &model.weights);
         let rotations: Vec<Rotation> = batch.positions.iter().map(|&p| self.rope.at(p)).collect();
 
         // x is the residual stream, [tokens, hidden].
@@ -187,7 +187,7 @@ fn norm_and_rotate(x: &mut [f32], heads: usize, weight: &[f32], rotations: &[Rot
 
 impl Backend for Oracle {
     fn limits(&self) -> Limits {
-        let spec = &self.model.spec;
+        let spec = self.model.spec();
         Limits {
             tokens: MAX_TOKENS,
             rows: MAX_TOKENS,
@@ -204,7 +204,7 @@ impl Backend for Oracle {
             self.kv.copy_block(from, to);
         }
         let logits = self.logits(batch, &tokens);
-        let rows = batch.rows.iter().zip(logits.chunks_exact(self.model.spec.vocab));
+        let rows = batch.rows.iter().zip(logits.chunks_exact(self.model.spec().vocab));
         let answers = rows.map(|(row, logits)| self.sampler.answer(&row.want, logits)).collect();
         let output = Output { answers };
         self.sampled = output.tokens();

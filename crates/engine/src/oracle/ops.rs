@@ -29,7 +29,7 @@ pub fn matmul(w: &Matrix, x: &[f32], y: &mut [f32], threads: usize) {
     let mut turned = vec![0.0; w.rows * tokens];
     std::thread::scope(|scope| {
         for (i, out) in turned.chunks_mut((band * tokens).max(1)).enumerate() {
-            let work = move || {
+            let mut work = move || {
                 let mut row = vec![0.0; w.cols];
                 for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
                     w.row_f32(i * band + r, &mut row);

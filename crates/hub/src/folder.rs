@@ -1,0 +1,182 @@
+//! A checkpoint as published: a folder with one safetensors file, or several and an index.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Component, Path, PathBuf};
+
+use model::float::bf16_to_f32;
+use model::layout::{self, Tensor};
+use model::source::Source;
+use model::tensor::Bytes;
+use model::{Checkpoint, Error, Result, Scheme};
+use serde::Deserialize;
+
+use crate::json::{self, Object};
+use crate::safetensors::Safetensors;
+use crate::{config, tokenizer};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const HEAD: &str = "lm_head.weight";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The one type that the family is published in.
+const DTYPE: &str = "BF16";
+
+/// A published checkpoint that matches its registry entry.
+#[derive(Debug)]
+pub struct Folder {
+    /// The safetensors files, in order of their names.
+    pub files: Vec<PathBuf>,
+    /// bfloat16 bytes of every tensor of the checkpoint, by upstream name.
+    tensors: HashMap<String, Bytes>,
+}
+
+impl Folder {
+    /// Opens a folder and checks configuration, tokenizer and tensors against the registry entry. No weight is read,
+    /// save those of a head that a tied checkpoint carries all the same.
+    pub fn open(dir: &Path, checkpoint: &Checkpoint) -> Result<Self> {
+        config::check(&dir.join("config.json"), &checkpoint.spec)?;
+        let tokens = dir.join("tokenizer.json");
+        if tokens.exists() {
+            tokenizer::check(&tokens, checkpoint.vocabulary())?;
+        }
+        let (files, mut found) =
+            if dir.join(SINGLE).exists() { single(&dir.join(SINGLE))? } else { sharded(dir)? };
+        if checkpoint.spec.tied
+            && let Some(head) = found.remove(HEAD)
+        {
+            drop_tied_head(&head, found.get(EMBEDDING))?;
+        }
+        let mut tensors = HashMap::new();
+        for tensor in layout::tensors(&checkpoint.spec, Scheme::Bf16, Scheme::Bf16) {
+            let found = found.remove(&tensor.upstream);
+            tensors.insert(tensor.upstream.clone(), checked(&tensor, found)?);
+        }
+        if let Some((name, found)) = found.iter().min_by_key(|(name, _)| *name) {
+            return Err(Error::mismatch(
+                format_args!("tensor `{name}`"),
+                format_args!("no such tensor in {}", checkpoint.id),
+                "one",
+            )
+            .in_file(&found.path));
+        }
+        Ok(Self { files, tensors })
+    }
+}
+
+impl Source for Folder {
+    fn row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) {
+        let bytes = &self.tensors[&tensor.upstream][row * tensor.cols * 2..];
+        for (value, bits) in out.iter_mut().zip(bytes.as_chunks().0) {
+            *value = bf16_to_f32(u16::from_le_bytes(*bits));
+        }
+    }
+}
+
+/// A tensor and the file that holds it.
+struct Found {
+    path: PathBuf,
+    dtype: String,
+    shape: Vec<u64>,
+    bytes: Bytes,
+}
+
+type Files = (Vec<PathBuf>, HashMap<String, Found>);
+
+fn single(path: &Path) -> Result<Files> {
+    let mut found = HashMap::new();
+    collect(path, &mut found)?;
+    Ok((vec![path.to_owned()], found))
+}
+
+/// The index says which file holds each tensor; the files have to agree with it, tensor by tensor.
+fn sharded(dir: &Path) -> Result<Files> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: Object<String>,
+    }
+
+    let index = dir.join(INDEX);
+    let Index { weight_map: Object(weight_map) } = json::read(&index)?;
+    let mut expected: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (tensor, file) in &weight_map {
+        if !is_plain_name(file) {
+            let field = format!("weight_map: file of tensor `{tensor}`");
+            return Err(Error::mismatch(field, "a file of this folder", format_args!("{file:?}"))
+                .in_file(&index));
+        }
+        expected.entry(file).or_default().push(tensor);
+    }
+    let (mut files, mut found) = (Vec::new(), HashMap::new());
+    for (file, tensors) in expected {
+        let path = dir.join(file);
+        let before = found.len();
+        collect(&path, &mut found)?;
+        for tensor in &tensors {
+            if found.get(*tensor).is_none_or(|found| found.path != path) {
+                let field = format!("tensor `{tensor}`");
+                return Err(Error::mismatch(field, "in this file, as the index says", "none")
+                    .in_file(&path));
+            }
+        }
+        if found.len() - before != tensors.len() {
+            let count = found.len() - before;
+            return Err(Error::mismatch("number of tensors", tensors.len(), count).in_file(&path));
+        }
+        files.push(path);
+    }
+    Ok((files, found))
+}
+
+fn is_plain_name(file: &str) -> bool {
+    let mut components = Path::new(file).components();
+    matches!(components.next(), Some(Component::Normal(_)))
+        && components.next().is_none()
+        && !file.contains(['/', '\\', ':'])
+}
+
+fn collect(path: &Path, found: &mut HashMap<String, Found>) -> Result<()> {
+    let file = Safetensors::open(path)?;
+    for tensor in &file.tensors {
+        let bytes = file.bytes(tensor);
+        let (dtype, shape) = (tensor.dtype.clone(), tensor.shape.clone());
+        let entry = Found { path: path.to_owned(), dtype, shape, bytes };
+        if let Some(other) = found.insert(tensor.name.clone(), entry) {
+            let expected = format!("only in {}", other.path.display());
+            return Err(Error::mismatch(
+                format_args!("tensor `{}`", tensor.name),
+                expected,
+                "a second one",
+            )
+            .in_file(path));
+        }
+    }
+    Ok(())
+}
+
+/// Compares a tensor with the layout.
+fn checked(tensor: &Tensor, found: Option<Found>) -> Result<Bytes> {
+    let field = |what| format!("tensor `{}`: {what}", tensor.upstream);
+    let found = found.ok_or_else(|| Error::mismatch(field("presence"), "one", "none"))?;
+    if found.dtype != DTYPE {
+        return Err(Error::mismatch(field("dtype"), DTYPE, found.dtype).in_file(&found.path));
+    }
+    if found.shape != tensor.shape() {
+        let (expected, shape) = (format!("{:?}", tensor.shape()), format!("{:?}", found.shape));
+        return Err(Error::mismatch(field("shape"), expected, shape).in_file(&found.path));
+    }
+    Ok(found.bytes)
+}
+
+/// A tied checkpoint may carry its head all the same; it has to be the embedding.
+fn drop_tied_head(head: &Found, embedding: Option<&Found>) -> Result<()> {
+    let same = embedding.is_some_and(|embedding| {
+        (&head.dtype, &head.shape) == (&embedding.dtype, &embedding.shape)
+            && *head.bytes == *embedding.bytes
+    });
+    if same {
+        return Ok(());
+    }
+    let field = format!("tensor `{HEAD}` of a tied checkpoint");
+    Err(Error::mismatch(field, format_args!("the bytes of `{EMBEDDING}`"), "others")
+        .in_file(&head.path))
+}

@@ -1,0 +1,132 @@
+//! `kipp inspect`: what is in a model file, and what it takes to run it.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use engine::{KvConfig, KvKind};
+use model::gguf::{Gguf, Value as Field};
+use model::{Model, Origin};
+use serde_json::{Map, Value, json};
+
+use crate::options::parse_size;
+use crate::output::{print, size};
+
+/// Says what is in a model file.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A GGUF file
+    file: PathBuf,
+    /// Positions to state the KV cache's size for; the checkpoint's context if left out
+    #[arg(long, value_parser = parse_size)]
+    ctx: Option<usize>,
+    /// List the tensors too
+    #[arg(long)]
+    tensors: bool,
+    /// Print a JSON object, tensors included
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the verb.
+pub fn run(args: Args) -> Result<()> {
+    let gguf = Gguf::open(&args.file)?;
+    let model = Model::open(&args.file)?;
+    let context = args.ctx.unwrap_or(model.spec().context);
+    let kv = |kind| KvConfig::for_positions(context, kind).bytes(model.spec().layers);
+    let weights: usize = gguf.tensors.iter().map(|tensor| tensor.range.len()).sum();
+    let (id, variant) = match model.checkpoint() {
+        Some(checkpoint) => (checkpoint.id, format!("{:?}", checkpoint.variant)),
+        None => ("none", "none".to_string()),
+    };
+    let memory = json!({
+        "weights_bytes": weights,
+        "context": context,
+        "kv_bf16_bytes": kv(KvKind::Bf16),
+        "kv_q8_0_bytes": kv(KvKind::Q8_0),
+    });
+    if args.json {
+        let metadata: Map<String, Value> =
+            gguf.metadata.iter().map(|(key, field)| (key.clone(), value(field))).collect();
+        let tensors = gguf.tensors.iter().map(|tensor| {
+            json!({
+                "name": tensor.name,
+                "type": tensor.ty.to_string(),
+                "dims": tensor.dims,
+                "offset": tensor.range.start,
+                "bytes": tensor.range.len(),
+            })
+        });
+        let report = json!({
+            "checkpoint": id,
+            "variant": variant,
+            "origin": origin(&model),
+            "scheme": model.scheme.name(),
+            "head": model.head.name(),
+            "memory": memory,
+            "metadata": metadata,
+            "tensors": tensors.collect::<Vec<_>>(),
+        });
+        return print(&format!("{report}\n"));
+    }
+    let mut text = format!(
+        "checkpoint  {id} ({variant})\norigin      {}\nscheme      {}, embedding and head {}\n\
+         weights     {} in {} tensors\nKV cache    {} (bf16) or {} (q8_0) for {context} positions\n\n",
+        origin(&model),
+        model.scheme.name(),
+        model.head.name(),
+        size(weights as u64),
+        gguf.tensors.len(),
+        size(kv(KvKind::Bf16)),
+        size(kv(KvKind::Q8_0)),
+    );
+    for (key, field) in &gguf.metadata {
+        text += &format!("{key} = {}\n", brief(field));
+    }
+    if args.tensors {
+        text += "\n";
+        for tensor in &gguf.tensors {
+            text += &format!(
+                "{:<32} {:>5} {:>16} {:>9}\n",
+                tensor.name,
+                tensor.ty.to_string(),
+                format!("{:?}", tensor.dims),
+                size(tensor.range.len() as u64),
+            );
+        }
+    }
+    print(&text)
+}
+
+/// Where the weights come from, in words.
+fn origin(model: &Model) -> String {
+    let pinned = model.checkpoint().map_or(String::new(), |checkpoint| {
+        format!("{} at {}", checkpoint.repository, checkpoint.revision)
+    });
+    match &model.origin {
+        Origin::Pinned { .. } => pinned,
+        Origin::Synthetic { seed } => format!("synthetic, seed {seed}"),
+        Origin::Foreign => "foreign, not pinned".to_string(),
+    }
+}
+
+/// A metadata value as JSON; arrays by what they hold.
+fn value(field: &Field) -> Value {
+    match (field, field.as_u64()) {
+        (Field::String(text), _) => json!(text),
+        (Field::Bool(flag), _) => json!(flag),
+        (Field::F32(number), _) => json!(number),
+        (Field::F64(number), _) => json!(number),
+        (_, Some(number)) => json!(number),
+        (other, None) => json!(other.to_string()),
+    }
+}
+
+/// A metadata value on one line of bounded length.
+fn brief(field: &Field) -> String {
+    const LONGEST: usize = 80;
+    let text = field.to_string();
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}

@@ -1,0 +1,41 @@
+//! Printing that survives a closed pipe.
+
+use std::io::{self, ErrorKind, Write};
+
+use anyhow::Result;
+
+/// Writes to stdout and flushes, so that a stream is seen as it grows.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Writes a line to stderr; there is nobody to tell if that fails.
+pub fn complain(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Whether an error only says that the reader of our output is gone.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+}
+
+/// Bytes in the unit that suits them, e.g. `1.5 GB`.
+pub fn size(bytes: u64) -> String {
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1000.0;
+    let mut units = ["kB", "MB", "GB", "TB"].into_iter();
+    let mut unit = units.next();
+    while value >= 999.5
+        && let Some(larger) = units.next()
+    {
+        value /= 1000.0;
+        unit = Some(larger);
+    }
+    let decimals = usize::from(value < 99.95);
+    format!("{value:.decimals$} {}", unit.unwrap_or_default())
+}

@@ -1,0 +1,108 @@
+//! Where models are: built in, in a file, or in the folder that kipp keeps for them.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use model::{Checkpoint, Model, Scheme};
+
+/// Id of the checkpoint that is part of the binary.
+pub const BUILTIN: &str = "kipp-tiny";
+
+/// A model as it is named on the command line.
+#[derive(Debug, Clone)]
+pub enum Reference {
+    /// A registry entry, and the scheme if one was named.
+    Registered(&'static Checkpoint, Option<Scheme>),
+    /// A GGUF file.
+    File(PathBuf),
+}
+
+impl Reference {
+    /// Understands a registry id with an optional `:scheme`, a path, or nothing: the built-in model.
+    pub fn parse(name: Option<&str>) -> Result<Self> {
+        let name = name.unwrap_or(BUILTIN);
+        let (id, scheme) = match name.split_once(':') {
+            Some((id, scheme)) => (id, Some(scheme)),
+            None => (name, None),
+        };
+        if let Some(checkpoint) = Checkpoint::find(id) {
+            let scheme = scheme.map(parse_scheme).transpose()?;
+            return Ok(Reference::Registered(checkpoint, scheme));
+        }
+        let path = Path::new(name);
+        if path.exists() || name.contains(['/', '\\']) || name.ends_with(".gguf") {
+            return Ok(Reference::File(path.to_owned()));
+        }
+        let known: Vec<&str> = model::registry::CHECKPOINTS.iter().map(|c| c.id).collect();
+        bail!("model: expected a GGUF file or one of {}, found `{name}`", known.join(", "))
+    }
+
+    /// The registry entry, without opening a file where the name says enough.
+    pub fn checkpoint(&self) -> Result<&'static Checkpoint> {
+        match self {
+            Reference::Registered(checkpoint, _) => Ok(checkpoint),
+            Reference::File(path) => {
+                Model::open(path)?.checkpoint().context("the file is of no registered checkpoint")
+            }
+        }
+    }
+
+    /// Opens the model.
+    pub fn open(&self) -> Result<Arc<Model>> {
+        let model = match self {
+            Reference::Registered(checkpoint, scheme)
+                if checkpoint.id == BUILTIN && matches!(scheme, None | Some(Scheme::Bf16)) =>
+            {
+                Model::builtin()?
+            }
+            Reference::Registered(checkpoint, scheme) => Model::open(&find(checkpoint, *scheme)?)?,
+            Reference::File(path) => Model::open(path)?,
+        };
+        Ok(Arc::new(model))
+    }
+}
+
+/// A scheme by its name.
+pub fn parse_scheme(name: &str) -> Result<Scheme> {
+    Scheme::from_name(name).with_context(|| {
+        format!("scheme: expected {}, found `{name}`", Scheme::ALL.map(Scheme::name).join(", "))
+    })
+}
+
+/// The folder of kipp's own model files: `KIPP_MODELS`, or `kipp/models` where the platform keeps data.
+pub fn folder() -> Result<PathBuf> {
+    if let Some(folder) = env::var_os("KIPP_MODELS").filter(|f| !f.is_empty()) {
+        return Ok(folder.into());
+    }
+    let data = env::var_os("XDG_DATA_HOME").filter(|f| !f.is_empty()).map(PathBuf::from);
+    let home = || env::var_os("HOME").filter(|f| !f.is_empty()).map(PathBuf::from);
+    let data = data.or_else(|| Some(home()?.join(".local/share")));
+    let data =
+        data.context("neither KIPP_MODELS nor XDG_DATA_HOME nor HOME says where models are")?;
+    Ok(data.join("kipp/models"))
+}
+
+/// Where a checkpoint in a scheme is kept.
+pub fn path_of(checkpoint: &Checkpoint, scheme: Scheme) -> Result<PathBuf> {
+    Ok(folder()?.join(format!("{}-{}.gguf", checkpoint.id, scheme.name())))
+}
+
+/// The file of a checkpoint: in the scheme named, or in the most exact one that is here.
+fn find(checkpoint: &Checkpoint, scheme: Option<Scheme>) -> Result<PathBuf> {
+    let schemes = match scheme {
+        Some(scheme) => vec![scheme],
+        None => Scheme::ALL.to_vec(),
+    };
+    for scheme in schemes {
+        let path = path_of(checkpoint, scheme)?;
+        if path.exists() {
+            return Ok(path);
+        }
+    }
+    let folder = folder()?;
+    let name =
+        scheme.map_or(checkpoint.id.to_string(), |s| format!("{}:{}", checkpoint.id, s.name()));
+    bail!("model: {name} is not in {}", folder.display())
+}

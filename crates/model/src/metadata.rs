@@ -1,0 +1,272 @@
+//! The metadata of a checkpoint's GGUF: written from the registry entry, and checked against it when a file is
+//! opened. The layout is that of llama.cpp's `qwen3` architecture plus a few keys of kipp's own.
+
+use crate::error::{Error, Result};
+use crate::gguf::{ARCHITECTURE_KEY, Array, Gguf, Value};
+use crate::registry::Checkpoint;
+use crate::scheme::Scheme;
+use crate::spec::{HEAD_DIM, KV_HEADS, RMS_EPSILON, Spec};
+use crate::tensor::TensorType;
+use crate::vocabulary::{Marker, Vocabulary};
+
+const ARCHITECTURE: &str = "qwen3";
+const CHECKPOINT: &str = "kipp.checkpoint";
+const SCHEME: &str = "kipp.scheme";
+const REPOSITORY: &str = "kipp.source.repository";
+const REVISION: &str = "kipp.source.revision";
+const SHA256: &str = "kipp.source.sha256";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+/// Stands for the repository where the weights are made up.
+const SYNTHETIC: &str = "synthetic";
+const SEED: &str = "seed ";
+
+/// Where a model's weights come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The pinned revision of the upstream repository.
+    Pinned {
+        /// `<SHA-256>  <file name>` of each safetensors file, as sha256sum prints them.
+        sha256: Vec<String>,
+    },
+    /// Made up from a seed; see [`synthetic`](crate::synthetic).
+    Synthetic {
+        /// The seed.
+        seed: u64,
+    },
+    /// A file that another program wrote: it matches a registry entry, but nothing pins its weights.
+    Foreign,
+}
+
+type Pairs = Vec<(String, Value)>;
+
+/// The metadata of a checkpoint's file.
+pub(crate) fn describe(checkpoint: &Checkpoint, scheme: Scheme, origin: &Origin) -> Pairs {
+    let mut pairs = general(checkpoint, scheme);
+    pairs.extend(dimensions(&checkpoint.spec));
+    pairs.extend(tokenizer(checkpoint.vocabulary()));
+    pairs.extend(special_tokens(checkpoint));
+    pairs.extend(provenance(checkpoint, scheme, origin));
+    pairs
+}
+
+/// What a file's metadata says it is, all of it checked against the registry.
+pub(crate) fn check(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)> {
+    equal(gguf, &[pair(ARCHITECTURE_KEY, string(ARCHITECTURE))])?;
+    if gguf.get(CHECKPOINT).is_none() {
+        return check_foreign(gguf);
+    }
+    let id = require_str(gguf, CHECKPOINT)?;
+    let checkpoint = Checkpoint::find(id).ok_or_else(|| {
+        Error::mismatch(format_args!("`{CHECKPOINT}`"), "a registered checkpoint", id)
+    })?;
+    let scheme = require_str(gguf, SCHEME)?;
+    let scheme = Scheme::from_name(scheme).ok_or_else(|| {
+        Error::mismatch(format_args!("`{SCHEME}`"), "bf16, q8_0, q4_1 or q4_0", scheme)
+    })?;
+    let origin = origin(gguf)?;
+    equal(gguf, &describe(checkpoint, scheme, &origin))?;
+    Ok((checkpoint, scheme, origin))
+}
+
+fn general(checkpoint: &Checkpoint, scheme: Scheme) -> Pairs {
+    // llama.cpp's number of the commonest tensor type.
+    let file_type = match scheme {
+        Scheme::Bf16 => 32,
+        Scheme::Q8_0 => 7,
+        Scheme::Q4_1 => 3,
+        Scheme::Q4_0 => 2,
+    };
+    vec![
+        pair(ARCHITECTURE_KEY, string(ARCHITECTURE)),
+        pair("general.type", string("model")),
+        pair("general.name", string(checkpoint.name())),
+        pair("general.file_type", Value::U32(file_type)),
+        pair("general.quantization_version", Value::U32(2)),
+    ]
+}
+
+fn dimensions(spec: &Spec) -> Pairs {
+    let number = |key: &str, value: usize| pair(&format!("{ARCHITECTURE}.{key}"), size(value));
+    vec![
+        number("block_count", spec.layers),
+        number("context_length", spec.context),
+        number("embedding_length", spec.hidden),
+        number("feed_forward_length", spec.ffn),
+        number("attention.head_count", spec.heads),
+        number("attention.head_count_kv", KV_HEADS),
+        number("attention.key_length", HEAD_DIM),
+        number("attention.value_length", HEAD_DIM),
+        pair("qwen3.attention.layer_norm_rms_epsilon", Value::F32(RMS_EPSILON)),
+        pair("qwen3.rope.freq_base", Value::F32(spec.theta)),
+    ]
+}
+
+fn tokenizer(vocabulary: &Vocabulary) -> Pairs {
+    let rows = vocabulary.rows();
+    let tokens = Array::of_strings(rows, |id, text| vocabulary.spell(id as u32, text));
+    let types = Array::of_i32((0..rows as u32).map(|id| vocabulary.kind(id) as i32));
+    let mut pairs = vocabulary.merges();
+    let merges = Array::of_strings(pairs.len(), |_, text| {
+        pairs.next().into_iter().for_each(|pair| vocabulary.spell_merge(pair, text));
+    });
+    vec![
+        pair("tokenizer.ggml.model", string("gpt2")),
+        pair("tokenizer.ggml.pre", string("qwen2")),
+        pair(TOKENS, Value::Array(tokens)),
+        pair("tokenizer.ggml.token_type", Value::Array(types)),
+        pair("tokenizer.ggml.merges", Value::Array(merges)),
+    ]
+}
+
+fn special_tokens(checkpoint: &Checkpoint) -> Pairs {
+    let id = |marker| Value::U32(checkpoint.vocabulary().id(marker));
+    let [end, ..] = checkpoint.variant.stops() else {
+        unreachable!("every variant has a stop token")
+    };
+    vec![
+        pair("tokenizer.ggml.eos_token_id", id(*end)),
+        pair("tokenizer.ggml.padding_token_id", id(Marker::EndOfText)),
+        pair("tokenizer.ggml.bos_token_id", id(Marker::EndOfText)),
+        pair("tokenizer.ggml.add_bos_token", Value::Bool(false)),
+    ]
+}
+
+fn provenance(checkpoint: &Checkpoint, scheme: Scheme, origin: &Origin) -> Pairs {
+    let mut pairs =
+        vec![pair(CHECKPOINT, string(checkpoint.id)), pair(SCHEME, string(scheme.name()))];
+    match origin {
+        Origin::Pinned { sha256 } => pairs.extend([
+            pair(REPOSITORY, string(checkpoint.repository)),
+            pair(REVISION, string(checkpoint.revision)),
+            pair(
+                SHA256,
+                Value::Array(Array::of_strings(sha256.len(), |i, text| *text += &sha256[i])),
+            ),
+        ]),
+        Origin::Synthetic { seed } => pairs.extend([
+            pair(REPOSITORY, string(SYNTHETIC)),
+            pair(REVISION, Value::String(format!("{SEED}{seed}"))),
+        ]),
+        Origin::Foreign => {}
+    }
+    pairs
+}
+
+/// The origin that a file of kipp's own names. Repository and revision are compared with the registry's
+/// when everything is.
+fn origin(gguf: &Gguf) -> Result<Origin> {
+    if require_str(gguf, REPOSITORY)? == SYNTHETIC {
+        let revision = require_str(gguf, REVISION)?;
+        let seed = revision
+            .strip_prefix(SEED)
+            .and_then(|seed| seed.parse().ok())
+            .ok_or_else(|| Error::mismatch(format_args!("`{REVISION}`"), "the seed", revision))?;
+        return Ok(Origin::Synthetic { seed });
+    }
+    let sha256 = require_array(gguf, SHA256)?.strings().map(str::to_owned).collect();
+    Ok(Origin::Pinned { sha256 })
+}
+
+/// A file without kipp's keys: its dimensions, and where they leave a choice its name, select the entry.
+fn check_foreign(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)> {
+    let number = |key: &str| {
+        let key = format!("{ARCHITECTURE}.{key}");
+        let value = gguf.require(&key)?;
+        value
+            .as_u64()
+            .and_then(|value| usize::try_from(value).ok())
+            .ok_or_else(|| Error::mismatch(format_args!("`{key}`"), "a whole number", value))
+    };
+    let theta = match gguf.require("qwen3.rope.freq_base")? {
+        Value::F32(theta) => *theta,
+        other => return Err(Error::mismatch("`qwen3.rope.freq_base`", "a float", other)),
+    };
+    let spec = Spec {
+        layers: number("block_count")?,
+        hidden: number("embedding_length")?,
+        ffn: number("feed_forward_length")?,
+        heads: number("attention.head_count")?,
+        vocab: require_array(gguf, TOKENS)?.len,
+        context: number("context_length")?,
+        theta,
+        tied: gguf.tensors.iter().all(|tensor| tensor.name != "output.weight"),
+    };
+    let mut candidates: Vec<_> = Checkpoint::with_spec(&spec).collect();
+    if candidates.len() > 1 {
+        let name = require_str(gguf, "general.name")?.to_lowercase().replace([' ', '_'], "-");
+        candidates.retain(|checkpoint| name.contains(checkpoint.id));
+    }
+    let [checkpoint] = candidates[..] else {
+        let found = format!("{spec:?} and {} candidates", candidates.len());
+        return Err(Error::mismatch("dimensions", "those of one registered checkpoint", found));
+    };
+    equal(gguf, &dimensions(&spec))?;
+    equal(gguf, &tokenizer(checkpoint.vocabulary()))?;
+
+    let name = "blk.0.attn_q.weight";
+    let projection = gguf.tensors.iter().find(|tensor| tensor.name == name);
+    let projection = projection.ok_or_else(|| {
+        Error::mismatch(format_args!("tensor `{name}`"), "to be there", "nothing")
+    })?;
+    Ok((checkpoint, scheme_of(name, projection.ty)?, Origin::Foreign))
+}
+
+/// The scheme under which tensors have this type.
+pub(crate) fn scheme_of(name: &str, ty: TensorType) -> Result<Scheme> {
+    Scheme::ALL.into_iter().find(|scheme| scheme.tensor_type() == ty).ok_or_else(|| {
+        Error::mismatch(format_args!("tensor `{name}`: type"), "BF16, Q8_0, Q4_1 or Q4_0", ty)
+    })
+}
+
+/// Compares values of a file with what they have to be.
+fn equal(gguf: &Gguf, expected: &[(String, Value)]) -> Result<()> {
+    for (key, expected) in expected {
+        let found = gguf.require(key)?;
+        let same_number = expected.as_u64().is_some() && expected.as_u64() == found.as_u64();
+        if found != expected && !same_number {
+            return Err(difference(key, expected, found));
+        }
+    }
+    Ok(())
+}
+
+/// Of two arrays of one kind and length, the first elements that differ are named.
+fn difference(key: &str, expected: &Value, found: &Value) -> Error {
+    if let (Value::Array(expected), Value::Array(found)) = (expected, found)
+        && (expected.element, expected.len) == (found.element, found.len)
+    {
+        let mut strings = expected.strings().zip(found.strings()).enumerate();
+        if let Some((i, (expected, found))) = strings.find(|(_, (a, b))| a != b) {
+            let (expected, found) = (format!("{expected:?}"), format!("{found:?}"));
+            return Error::mismatch(format_args!("`{key}`[{i}]"), expected, found);
+        }
+        let mut numbers = expected.i32s().zip(found.i32s()).enumerate();
+        if let Some((i, (expected, found))) = numbers.find(|(_, (a, b))| a != b) {
+            return Error::mismatch(format_args!("`{key}`[{i}]"), expected, found);
+        }
+    }
+    Error::mismatch(format_args!("`{key}`"), expected, found)
+}
+
+fn require_str<'a>(gguf: &'a Gguf, key: &str) -> Result<&'a str> {
+    let value = gguf.require(key)?;
+    value.as_str().ok_or_else(|| Error::mismatch(format_args!("`{key}`"), "a string", value))
+}
+
+fn require_array<'a>(gguf: &'a Gguf, key: &str) -> Result<&'a Array> {
+    let value = gguf.require(key)?;
+    value.as_array().ok_or_else(|| Error::mismatch(format_args!("`{key}`"), "an array", value))
+}
+
+fn pair(key: &str, value: Value) -> (String, Value) {
+    (key.to_owned(), value)
+}
+
+fn string(text: &str) -> Value {
+    Value::String(text.to_owned())
+}
+
+/// A dimension; all of them fit in 32 bits.
+fn size(value: usize) -> Value {
+    Value::U32(value as u32)
+}
