@@ -177,7 +177,7 @@ impl<'a> Plan<'a> {
             });
         }
         let output_norm = self.vector(&w.output_norm);
-        let head = match model.spec.tied {
+        let head = match model.spec().tied {
             true => embedding,
             false => self.projection(&[&w.head], false)?,
         };
