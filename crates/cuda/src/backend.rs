@@ -1,23 +1,29 @@
 //! The backend: owns the device's memory, submits batches and collects their answers.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use engine::rope::Rope;
 use engine::{Backend, BackendError, Batch, Input, KvConfig, KvKind, Limits, Output, Want};
 use model::{Model, Spec};
 
-use crate::driver::{Buffer, Context, Device, Event, Pinned, Stream};
+use crate::driver::{Buffer, Context, Device, Event, Graph, Pinned, Stream};
 use crate::forward::{Activations, BLOCK_ROWS, Forward, Sizes, cache_row_bytes};
 use crate::kernels::{Cache, Kernels, Partials};
 use crate::rows::{ANSWER_BYTES, Asked, TOP_BYTES, unpack_answer};
-use crate::step::Step;
+use crate::step::{Field, Step};
 use crate::weights::Weights;
 
 type Result<T> = std::result::Result<T, BackendError>;
 
 /// Answer rows of one pass over the head: their logits are in memory together.
 const PASS: usize = 128;
+/// Tokens up to which a decoding step is recorded once and then replayed: launching its kernels one by one takes the
+/// host longer than running them takes the device.
+const RECORDED: usize = 256;
+/// Recordings that are kept; past that all are dropped.
+const RECORDINGS: usize = 256;
 
 /// How to run.
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +91,8 @@ pub struct CudaBackend {
     drew: Vec<bool>,
     activations: Activations,
     caches: Vec<(Cache, Cache)>,
+    /// Forward passes by what their launches depend on: sizes and answer rows.
+    graphs: HashMap<(Sizes, usize), Graph>,
     // Fields drop in this order: the stream waits for its work before memory goes.
     stream: Stream,
     kernels: Kernels,
@@ -134,6 +142,7 @@ impl CudaBackend {
             drew: Vec::new(),
             activations,
             caches,
+            graphs: HashMap::new(),
             stream,
             kernels,
             step_words: Buffer::new(context, 64 << 10, "batch")?,
@@ -169,11 +178,13 @@ impl CudaBackend {
         }
         if self.step_words.bytes() < words {
             self.stream.wait()?;
+            self.graphs.clear();
             self.step_words = Buffer::new(context, words.next_power_of_two(), "batch")?;
         }
         let partials = self.step.partials * self.model.spec.heads * PARTIAL_BYTES;
         if self.partials.bytes() < partials {
             self.stream.wait()?;
+            self.graphs.clear();
             self.partials = Buffer::new(context, partials.next_power_of_two(), "attention")?;
         }
         Ok(())
@@ -215,17 +226,42 @@ impl CudaBackend {
                 }
             }
         }
-        forward.layers(Sizes {
+        let sizes = Sizes {
             tokens: self.step.tokens,
             splits: self.step.splits,
             merges: self.step.merges,
             flashes: self.step.flashes,
-        })?;
+        };
+        let all_rows = step + Field::Rows as u64 * 4;
+        let recorded = sizes.flashes == 0 && sizes.tokens <= RECORDED && self.step.groups.len() == 1;
+        if recorded {
+            // Work items grow with the context: launches have room for the next power of two.
+            let room = |items: usize| if items == 0 { 0 } else { items.next_power_of_two() };
+            let sizes =
+                Sizes { splits: room(sizes.splits), merges: room(sizes.merges), ..sizes };
+            let rows = asked.len();
+            if self.graphs.len() >= RECORDINGS && !self.graphs.contains_key(&(sizes, rows)) {
+                self.stream.wait()?;
+                self.graphs.clear();
+            }
+            let graph = match self.graphs.entry((sizes, rows)) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(self.stream.capture(|| {
+                    forward.layers(sizes)?;
+                    forward.answers(0, rows, all_rows)
+                })?),
+            };
+            self.stream.replay(graph)?;
+        } else {
+            forward.layers(sizes)?;
+        }
 
         let places = AnswerPlaces::of(asked, spec.vocab);
         let mut first = 0;
         for (pass, &rows) in self.step.groups.iter().enumerate() {
-            forward.answers(first, rows, step + self.step.group_offset(pass) as u64)?;
+            if !recorded {
+                forward.answers(first, rows, step + self.step.group_offset(pass) as u64)?;
+            }
             for row in 0..rows {
                 if let Some(offset) = places.logits(first + row) {
                     let from = a.logits + (row * spec.vocab * 4) as u64;
@@ -297,8 +333,9 @@ impl Backend for CudaBackend {
         if self.pending.len() == self.slots.len() {
             return Err(BackendError::Batch("two batches are submitted and not collected".into()));
         }
-        let missing = |input: &&Input| {
-            matches!(input, Input::Sampled(row) if !self.drew.get(*row).copied().unwrap_or(false))
+        let missing = |input: &&Input| match input {
+            Input::Sampled(row) => !self.drew.get(*row).is_some_and(|&drew| drew),
+            Input::Token(_) => false,
         };
         if let Some(Input::Sampled(row)) = batch.tokens.iter().find(missing) {
             return Err(BackendError::Batch(format!("row {row} of the last batch drew no token")));

@@ -499,14 +499,6 @@ impl Event {
         // SAFETY: a live handle.
         unsafe { driver!(cuEventSynchronize(self.event)) }
     }
-
-    /// Milliseconds of device time since `earlier`; both have been waited for.
-    pub fn since(&self, earlier: &Event) -> Result<f32> {
-        let mut milliseconds = 0.0;
-        // SAFETY: live handles, one float written.
-        unsafe { driver!(cuEventElapsedTime_v2(&mut milliseconds, earlier.event, self.event))? };
-        Ok(milliseconds)
-    }
 }
 
 impl Drop for Event {

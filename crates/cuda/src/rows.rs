@@ -94,12 +94,14 @@ pub fn unpack_answer(want: &Asked, index: usize, answers: &[u8], tops: &[u8], lo
             if word(answer, 0) == 0 {
                 return Answer::NotFinite;
             }
-            let tops = &tops[index * TOP_BYTES..][..TOP_BYTES];
-            let top = (0..top).map(|i| (word(tops, 2 * i), f32::from_bits(word(tops, 2 * i + 1))));
+            let entry = |i| {
+                let entry = &tops[index * TOP_BYTES + i * 8..];
+                (word(entry, 0), f32::from_bits(word(entry, 1)))
+            };
             Answer::Choice(Choice {
                 token: word(answer, 1),
                 logprob: f32::from_bits(word(answer, 2)),
-                top: top.collect(),
+                top: (0..top).map(entry).collect(),
             })
         }
     }

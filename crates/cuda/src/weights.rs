@@ -204,10 +204,11 @@ impl Weights {
         stream.wait()?;
 
         let place = |p: &mut Projection| (p.quants, p.scales) = (p.quants + base, p.scales + base);
-        [&mut embedding, &mut head].map(place);
+        [&mut embedding, &mut head].into_iter().for_each(place);
         output_norm += base;
         for layer in &mut layers {
-            [&mut layer.qkv, &mut layer.o, &mut layer.gate_up, &mut layer.down].map(place);
+            let projections = [&mut layer.qkv, &mut layer.o, &mut layer.gate_up, &mut layer.down];
+            projections.into_iter().for_each(place);
             for norm in
                 [&mut layer.attention_norm, &mut layer.q_norm, &mut layer.k_norm, &mut layer.ffn_norm]
             {
