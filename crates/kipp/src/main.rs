@@ -10,6 +10,7 @@ mod ls;
 mod options;
 mod output;
 mod ppl;
+mod render;
 mod store;
 mod tokenize;
 
@@ -31,6 +32,8 @@ enum Verb {
     Generate(generate::Args),
     /// Prints the token ids of a text.
     Tokenize(tokenize::Args),
+    /// Prints the prompt text of a chat request.
+    Render(render::Args),
     /// Says what is in a model file.
     Inspect(inspect::Args),
     /// Lists the checkpoints that kipp runs and which of them are here.
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Generate(args) => generate::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
+        Verb::Render(args) => render::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
         Verb::Ppl(args) => ppl::run(args),
