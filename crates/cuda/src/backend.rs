@@ -325,6 +325,7 @@ impl Backend for CudaBackend {
             blocks: self.kv.blocks,
             context: spec.context,
             vocab: spec.vocab,
+            queue: self.slots.len(),
         }
     }
 
