@@ -7,12 +7,14 @@
 mod generate;
 mod inspect;
 mod ls;
+mod machine;
 mod options;
 mod output;
 mod ppl;
 mod render;
 mod store;
 mod tokenize;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -40,6 +42,8 @@ enum Verb {
     Ls(ls::Args),
     /// Measures the perplexity of a text.
     Ppl(ppl::Args),
+    /// Checks a backend against the scalar oracle on this machine.
+    Verify(verify::Args),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +54,7 @@ fn main() -> ExitCode {
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
         Verb::Ppl(args) => ppl::run(args),
+        Verb::Verify(args) => verify::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

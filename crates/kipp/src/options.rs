@@ -1,10 +1,11 @@
 //! Flags that several verbs share.
 
 use std::sync::Arc;
-use std::thread;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use cpu::{Cpu, Options};
+use engine::conformance::Reproducibility;
 use engine::{Backend, KvConfig, KvKind, Oracle, SamplingParams};
 use model::Model;
 
@@ -16,9 +17,9 @@ pub struct ModelOptions {
     /// Registry id with an optional :scheme, or a GGUF file; kipp-tiny, which is built in, if left out
     pub model: Option<String>,
     /// What computes
-    #[arg(long, value_enum, default_value_t = BackendName::Oracle)]
+    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
     pub backend: BackendName,
-    /// Threads; the processors that this process may use if left out
+    /// Threads; the physical cores that this process may use if left out
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Positions, prompt and answer together, e.g. 32k; what the checkpoint was made for if left out
@@ -32,8 +33,27 @@ pub struct ModelOptions {
 /// The backends of this binary.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendName {
+    /// This machine's processor, with the best instructions that it has
+    Cpu,
     /// The scalar definition of the model: slow, for reference
     Oracle,
+}
+
+impl BackendName {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            BackendName::Cpu => "cpu",
+            BackendName::Oracle => "oracle",
+        }
+    }
+
+    /// What it promises about its own sums.
+    pub fn reproducibility(self) -> Reproducibility {
+        match self {
+            BackendName::Cpu | BackendName::Oracle => Reproducibility::Bitwise,
+        }
+    }
 }
 
 /// KV storage types.
@@ -64,8 +84,7 @@ impl ModelOptions {
 
     /// Threads to compute with.
     pub fn threads(&self) -> usize {
-        let available = || thread::available_parallelism().map_or(1, |n| n.get());
-        self.threads.map_or_else(available, usize::from)
+        self.threads.map_or_else(cpu::default_threads, usize::from)
     }
 
     /// A backend that holds `positions` in its KV cache.
@@ -74,8 +93,16 @@ impl ModelOptions {
             KvName::Bf16 => KvKind::Bf16,
             KvName::Q8_0 => KvKind::Q8_0,
         };
-        let kv = KvConfig::for_positions(positions, kind);
+        self.backend_with(model, KvConfig::for_positions(positions, kind))
+    }
+
+    /// A backend with this KV cache.
+    pub fn backend_with(&self, model: &Arc<Model>, kv: KvConfig) -> Result<Box<dyn Backend>> {
         match self.backend {
+            BackendName::Cpu => {
+                let options = Options { threads: self.threads(), ..Options::default() };
+                Ok(Box::new(Cpu::new(Arc::clone(model), kv, options, &mut |_, _| {})?))
+            }
             BackendName::Oracle => Ok(Box::new(Oracle::new(Arc::clone(model), kv, self.threads()))),
         }
     }

@@ -1,0 +1,3 @@
+//! OpenAI-compatible HTTP over the engine.
+
+#![forbid(unsafe_code)]
