@@ -8,8 +8,9 @@ use engine::{Backend, Batch, Input, KvConfig, Output, Row, Sample, SamplingParam
 use model::{Model, Spec};
 use serde_json::{Value, json};
 
+use crate::backends::Peaks;
 use crate::machine;
-use crate::options::{ModelOptions, Peaks, SyntheticOptions, parse_size};
+use crate::options::{ModelOptions, SyntheticOptions, parse_size};
 use crate::output::print;
 
 /// Measures how fast a backend reads prompts and generates.
@@ -68,8 +69,8 @@ pub fn run(args: Args) -> Result<()> {
     }
     let blocks = cases.iter().map(|c| c.sequences * reach(c).div_ceil(BLOCK)).max().unwrap_or(0);
     let kv = KvConfig { blocks, ..args.model.kv_config(longest) };
-    let mut backend = args.model.backend_with(&model, kv)?;
-    let peaks = args.model.peaks()?;
+    let mut backend = args.model.maker(&model)?(kv)?;
+    let peaks = args.model.backend.peaks(args.model.threads())?;
     let kv_position = KvConfig { blocks: 1, ..kv }.bytes(spec.layers) as f64 / BLOCK as f64;
 
     let mut records = Vec::new();

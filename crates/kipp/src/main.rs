@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backends;
 mod bench;
 mod generate;
 mod inspect;

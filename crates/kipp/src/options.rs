@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use cpu::{Cpu, Options};
-use engine::conformance::Reproducibility;
-use engine::{Backend, KvConfig, KvKind, Oracle, SamplingParams};
+use engine::{Backend, BackendError, KvConfig, KvKind, SamplingParams};
 use model::{Checkpoint, Model, Spec};
 
+use crate::backends::{BackendName, Maker};
 use crate::store::{Reference, parse_scheme};
 
 /// Which model, on what.
@@ -22,38 +21,15 @@ pub struct ModelOptions {
     /// Threads; the physical cores that this process may use if left out
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// Number of the GPU, counted from 0
+    #[arg(long, default_value_t = 0)]
+    pub device: usize,
     /// Positions, prompt and answer together, e.g. 32k; what the checkpoint was made for if left out
     #[arg(long, value_parser = parse_size)]
     pub ctx: Option<usize>,
     /// How keys and values are stored
     #[arg(long, value_enum, default_value_t = KvName::Bf16)]
     pub kv: KvName,
-}
-
-/// The backends of this binary.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BackendName {
-    /// This machine's processor, with the best instructions that it has
-    Cpu,
-    /// The scalar definition of the model: slow, for reference
-    Oracle,
-}
-
-impl BackendName {
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            BackendName::Cpu => "cpu",
-            BackendName::Oracle => "oracle",
-        }
-    }
-
-    /// What it promises about its own sums.
-    pub fn reproducibility(self) -> Reproducibility {
-        match self {
-            BackendName::Cpu | BackendName::Oracle => Reproducibility::Bitwise,
-        }
-    }
 }
 
 /// KV storage types.
@@ -98,39 +74,13 @@ impl ModelOptions {
 
     /// A backend that holds `positions` in its KV cache.
     pub fn backend(&self, model: &Arc<Model>, positions: usize) -> Result<Box<dyn Backend>> {
-        self.backend_with(model, self.kv_config(positions))
+        Ok(self.maker(model)?(self.kv_config(positions))?)
     }
 
-    /// What the machine can do at most with this backend's instructions, measured now.
-    pub fn peaks(&self) -> Result<Peaks> {
-        match self.backend {
-            BackendName::Cpu => {
-                let peaks = cpu::peaks::measure(Options::default().class, self.threads())?;
-                Ok(Peaks { read: Some(peaks.read), operations: Some(peaks.dot) })
-            }
-            BackendName::Oracle => Ok(Peaks::default()),
-        }
+    /// What makes backends of the chosen kind; the model is prepared once.
+    pub fn maker(&self, model: &Arc<Model>) -> Result<Maker, BackendError> {
+        self.backend.maker(model, self.threads(), self.device)
     }
-
-    /// A backend with this KV cache.
-    pub fn backend_with(&self, model: &Arc<Model>, kv: KvConfig) -> Result<Box<dyn Backend>> {
-        match self.backend {
-            BackendName::Cpu => {
-                let options = Options { threads: self.threads(), ..Options::default() };
-                Ok(Box::new(Cpu::new(Arc::clone(model), kv, options, &mut |_, _| {})?))
-            }
-            BackendName::Oracle => Ok(Box::new(Oracle::new(Arc::clone(model), kv, self.threads()))),
-        }
-    }
-}
-
-/// Upper limits of a machine, where they can be measured.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Peaks {
-    /// Bytes a second from memory.
-    pub read: Option<f64>,
-    /// Multiplications and additions a second.
-    pub operations: Option<f64>,
 }
 
 impl KvName {

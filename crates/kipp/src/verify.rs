@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use engine::conformance::{Finding, GATES, Gate, Rig, Subject};
-use engine::{BackendError, KvConfig};
 use serde_json::{Value, json};
 
 use crate::machine;
@@ -44,12 +43,7 @@ pub fn run(args: Args) -> Result<()> {
         model.spec().layers,
         args.model.backend.name()
     ))?;
-    let mut make = |kv: KvConfig| {
-        args.model.backend_with(&model, kv).map_err(|error| match error.downcast() {
-            Ok(error) => error,
-            Err(other) => BackendError::Unavailable(other.to_string()),
-        })
-    };
+    let mut make = args.model.maker(&model)?;
     let mut rig = Rig::new(Subject {
         model: Arc::clone(&model),
         make: &mut make,
