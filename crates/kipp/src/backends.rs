@@ -95,3 +95,21 @@ fn cuda_maker(model: &Model, device: usize) -> Result<Maker, BackendError> {
 fn cuda_maker(_model: &Model, _device: usize) -> Result<Maker, BackendError> {
     Err(BackendError::Unavailable("this kipp was built without the feature `cuda`".into()))
 }
+
+/// What `--backend cuda` could run on, a line a device, or why on none.
+#[cfg(feature = "cuda")]
+pub fn cuda_devices() -> Result<Vec<String>, String> {
+    let devices = cuda::devices().map_err(|error| error.to_string())?;
+    let line = |device: &cuda::Device| {
+        let (major, minor) = device.capability;
+        let memory = crate::output::size(device.memory);
+        format!("device {}: {}, {memory}, compute {major}.{minor}", device.ordinal, device.name)
+    };
+    Ok(devices.iter().map(line).collect())
+}
+
+/// What `--backend cuda` could run on, a line a device, or why on none.
+#[cfg(not(feature = "cuda"))]
+pub fn cuda_devices() -> Result<Vec<String>, String> {
+    Err("this kipp was built without the feature `cuda`".into())
+}

@@ -22,8 +22,15 @@ pub fn provenance() -> Value {
 }
 
 /// The processor's name, where the system tells it.
-fn processor() -> String {
+pub fn processor() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
     name.unwrap_or("unknown").to_string()
+}
+
+/// Bytes that a program may still take, where the system tells it.
+pub fn available_memory() -> Option<u64> {
+    let info = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }

@@ -6,6 +6,7 @@
 
 mod backends;
 mod bench;
+mod doctor;
 mod generate;
 mod inspect;
 mod ls;
@@ -42,6 +43,8 @@ enum Verb {
     Inspect(inspect::Args),
     /// Lists the checkpoints that kipp runs and which of them are here.
     Ls(ls::Args),
+    /// Says what this machine has and what fits on it.
+    Doctor(doctor::Args),
     /// Measures the perplexity of a text.
     Ppl(ppl::Args),
     /// Measures how fast a backend reads prompts and generates.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Verb::Render(args) => render::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
+        Verb::Doctor(args) => doctor::run(args),
         Verb::Ppl(args) => ppl::run(args),
         Verb::Bench(args) => bench::run(args),
         Verb::Verify(args) => verify::run(args),
