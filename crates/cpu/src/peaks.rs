@@ -93,26 +93,3 @@ pub unsafe fn dot_peak<S: Simd>(rounds: usize) -> i32 {
         total
     }
 }
-
-pub fn micro(class: Class) {
-    use crate::activations::*; use crate::panels::*; use crate::matmul::*;
-    let k = class.kernels().unwrap();
-    for (cols, tokens, panels) in [(1024, 12, 2), (1024, 96, 4), (1024, 504, 8), (3072, 504, 8)] {
-    for format in [Format::Wide, Format::Q8, Format::Q41, Format::Q40] {
-        let mem = Shared::<u8>::new(Panels::bytes(format, panels * 16, cols));
-        let w = Panels::new(format, panels * 16, cols, mem.at(0));
-        let acts = Activations::new(tokens, cols, 8191.0);
-        let mut scr = vec![0f32; 512*64]; let mut t = Vec::new(); tiles(tokens, k.tile_tokens, &mut t);
-        let out = Shared::<f32>::new(tokens * panels * 16);
-        let p = Product { weights: &w, activations: &acts, tiles: &t, out: out.at(0), stride: panels * 16, add: false };
-        let reps = 1 + (100_000_000 / (cols * tokens * panels * 16));
-        let (mut a, mut b) = (f64::INFINITY, f64::INFINITY);
-        for _ in 0..15 {
-            let s = Instant::now(); black_box(unsafe { (k.dot_peak)(1 << 17) }); a = a.min(s.elapsed().as_secs_f64());
-            let s = Instant::now(); for _ in 0..reps { unsafe { (k.product)(&p, 0, panels, &mut scr) } } b = b.min(s.elapsed().as_secs_f64());
-        }
-        let peak = (2 * (1 << 17) * CHAINS * 2 * 16) as f64 / a;
-        let rate = (2 * reps * cols * tokens * panels * 16) as f64 / b;
-        println!("{format:?} cols {cols} tokens {tokens}: peak {:.0} product {:.0} = {:.1} %", peak / 1e9, rate / 1e9, rate / peak * 100.0);
-    } }
-}

@@ -1,1 +1,0 @@
-fn main(){ cpu::peaks::micro(cpu::Class::available()[std::env::args().nth(1).map_or(0,|x|x.parse().unwrap())]); }
