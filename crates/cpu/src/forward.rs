@@ -419,4 +419,4 @@ impl<'a> Step<'a> {
     }
 }
 
-const _: () = assert!(SPLIT % BLOCK == 0 && HEAD_DIM % 32 == 0);
+const _: () = assert!(SPLIT.is_multiple_of(BLOCK) && HEAD_DIM.is_multiple_of(32));

@@ -45,7 +45,9 @@ fn gates(model: &Arc<Model>, options: Options, bound: f64, seed: u64) {
 #[test]
 fn every_class_and_scheme_passes_the_gates() {
     for class in Class::available() {
-        for (i, scheme) in [Scheme::Bf16, Scheme::Q8_0, Scheme::Q4_1, Scheme::Q4_0].into_iter().enumerate() {
+        for (i, scheme) in
+            [Scheme::Bf16, Scheme::Q8_0, Scheme::Q4_1, Scheme::Q4_0].into_iter().enumerate()
+        {
             let model = Model::synthetic(RAGGED, (scheme, Scheme::Q8_0), 1).expect("synthetic");
             gates(&Arc::new(model), Options { threads: 1 + i % 3, class }, 1e-4, 11 + i as u64);
         }

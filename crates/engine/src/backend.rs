@@ -54,6 +54,9 @@ pub struct Limits {
     pub context: usize,
     /// Rows of the vocabulary.
     pub vocab: usize,
+    /// Batches that may be submitted and not yet collected: 2 where a device computes while the host
+    /// goes on, 1 where `submit` computes.
+    pub queue: usize,
 }
 
 /// Evaluates batches. One thread drives it.
@@ -64,7 +67,7 @@ pub trait Backend: Send {
     /// What one call may hold.
     fn limits(&self) -> Limits;
 
-    /// Starts a batch. At most two batches may be submitted and not yet collected.
+    /// Starts a batch. At most [`Limits::queue`] batches may be submitted and not yet collected.
     fn submit(&mut self, batch: &Batch) -> Result<(), BackendError>;
 
     /// Waits for the oldest submitted batch and writes its answers.

@@ -14,7 +14,7 @@ use model::Vocabulary;
 
 use crate::backend::{Backend, BackendError, Limits};
 use crate::batch::{BLOCK, Batch, Output};
-use crate::job::Job;
+use crate::job::{Job, Room};
 use crate::kv::KvPool;
 use crate::request::{FinishReason, Request};
 
@@ -74,6 +74,33 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
+/// What a request has to keep to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Positions it may have, prompt and answer together.
+    pub context: usize,
+    /// Rows of the vocabulary.
+    pub vocab: usize,
+}
+
+impl Bounds {
+    /// Says what keeps a request from being answered, if anything does.
+    pub fn check(&self, request: &Request) -> Result<(), Refusal> {
+        let prompt = request.prompt.len();
+        if prompt == 0 {
+            return Err(Refusal::Empty);
+        }
+        if prompt >= self.context {
+            return Err(Refusal::TooLong { prompt, context: self.context });
+        }
+        let vocab = self.vocab;
+        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocab) {
+            return Err(Refusal::Token { id, vocab });
+        }
+        request.sampling.check().map_err(Refusal::Sampling)
+    }
+}
+
 /// How full the engine is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
@@ -103,6 +130,9 @@ pub struct Engine {
     waiting: VecDeque<Job>,
     running: Vec<Job>,
     next_id: u64,
+    /// Batches so far; the difference is what the backend still works on.
+    submitted: u64,
+    collected: u64,
     preemptions: u64,
     prefix_queries: u64,
     prefix_hits: u64,
@@ -132,6 +162,8 @@ impl Engine {
             waiting: VecDeque::new(),
             running: Vec::new(),
             next_id: 0,
+            submitted: 0,
+            collected: 0,
             preemptions: 0,
             prefix_queries: 0,
             prefix_hits: 0,
@@ -145,21 +177,15 @@ impl Engine {
         self.settings.context
     }
 
+    /// What a request has to keep to.
+    pub fn bounds(&self) -> Bounds {
+        Bounds { context: self.settings.context, vocab: self.limits.vocab }
+    }
+
     /// Takes a request, or says why not; a refused request sends no event.
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, Refusal> {
-        let prompt = request.prompt.len();
-        if prompt == 0 {
-            return Err(Refusal::Empty);
-        }
-        if prompt >= self.settings.context {
-            return Err(Refusal::TooLong { prompt, context: self.settings.context });
-        }
-        let vocab = self.limits.vocab;
-        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocab) {
-            return Err(Refusal::Token { id, vocab });
-        }
-        request.sampling.check().map_err(Refusal::Sampling)?;
-        request.max_tokens = request.max_tokens.min(self.settings.context - prompt);
+        self.bounds().check(&request)?;
+        request.max_tokens = request.max_tokens.min(self.settings.context - request.prompt.len());
         self.next_id += 1;
         let id = RequestId(self.next_id);
         self.waiting.push_back(Job::new(id, request, self.vocabulary));
@@ -174,7 +200,7 @@ impl Engine {
 
     /// Whether there is nothing left to do.
     pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty()
+        self.running.is_empty() && self.waiting.is_empty() && self.submitted == self.collected
     }
 
     /// How full the engine is.
@@ -190,24 +216,39 @@ impl Engine {
         }
     }
 
-    /// Evaluates the next batch. Returns whether any token was evaluated: `false` means that the engine
-    /// is idle or that every request waits for a slow reader.
+    /// Submits the next batch and takes the answers of the oldest one. Returns whether there was any:
+    /// `false` means that the engine is idle or that every request waits for a slow reader.
+    ///
+    /// Where the backend queues, a step submits batch N + 1 before it reads batch N: a request whose
+    /// next token is still being drawn takes part with a reference to that draw.
     pub fn step(&mut self) -> Result<bool, BackendError> {
         self.sweep();
         self.admit();
         self.plan();
-        if self.batch.tokens.is_empty() {
-            return Ok(false);
-        }
-        if let Err(error) = self.backend.forward(&self.batch, &mut self.output) {
-            self.abandon(&error);
-            return Err(error);
-        }
-        for job in &mut self.running {
-            job.apply(&self.output);
-            job.sequence.publish(&mut self.pool);
+        let submitted = !self.batch.tokens.is_empty();
+        let result = self.submit_and_collect(submitted);
+        if let Err(error) = &result {
+            self.abandon(error);
         }
         self.sweep();
+        result
+    }
+
+    fn submit_and_collect(&mut self, submit: bool) -> Result<bool, BackendError> {
+        if submit {
+            self.backend.submit(&self.batch)?;
+            self.submitted += 1;
+        }
+        let behind = self.submitted - self.collected;
+        if behind == 0 || (submit && behind < self.limits.queue as u64) {
+            return Ok(submit);
+        }
+        self.backend.collect(&mut self.output)?;
+        for job in &mut self.running {
+            job.apply(self.collected, &self.output);
+            job.sequence.publish(&mut self.pool);
+        }
+        self.collected += 1;
         Ok(true)
     }
 
@@ -258,13 +299,16 @@ impl Engine {
             let alone = place + 1 == order.len() || !self.running[index].reads_prompt();
             let share = if alone { budget } else { budget.div_ceil(2) };
             while share > 0 && rows > 0 && self.running[index].is_ready() {
+                let room = Room { number: self.submitted, budget: share, max_rows: rows };
                 let job = &mut self.running[index];
-                if job.schedule(&mut self.pool, &mut self.batch, share, rows).is_ok() {
-                    budget -= job.planned_tokens();
-                    rows -= job.planned_rows();
+                if let Ok((tokens, taken)) = job.schedule(&mut self.pool, &mut self.batch, room) {
+                    budget -= tokens;
+                    rows -= taken;
                     break;
                 }
-                self.preempt(index);
+                if !self.preempt(index) {
+                    break;
+                }
             }
         }
         for index in (0..self.running.len()).rev() {
@@ -274,23 +318,24 @@ impl Engine {
         }
     }
 
-    /// Takes the blocks of the youngest running request that is not in the batch, so that the one at
-    /// `index` can go on; that one gives up its own if it is the youngest.
-    fn preempt(&mut self, index: usize) {
+    /// Takes the blocks of the youngest running request that no batch holds, so that the one at `index`
+    /// can go on; that one gives up its own if it is the youngest. Returns whether there was one.
+    fn preempt(&mut self, index: usize) -> bool {
         let id = self.running[index].id;
         let candidates =
             self.running.iter_mut().filter(|job| job.can_be_preempted() && job.id >= id);
-        if let Some(victim) = candidates.max_by_key(|job| job.id) {
-            victim.preempt(&mut self.pool);
-            self.preemptions += 1;
-        }
+        let Some(victim) = candidates.max_by_key(|job| job.id) else { return false };
+        victim.preempt(&mut self.pool);
+        self.preemptions += 1;
+        true
     }
 
     /// After a device fault nothing in the KV blocks can be trusted: every request ends with the error.
     fn abandon(&mut self, error: &BackendError) {
         for job in self.running.iter_mut().chain(&mut self.waiting) {
-            job.finish(FinishReason::Error(error.to_string()));
+            job.abandon(error.to_string());
         }
+        self.collected = self.submitted;
         self.sweep();
         self.pool.forget();
     }

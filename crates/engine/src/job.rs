@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use model::Vocabulary;
-use text::{Decoder, StopMatcher};
+use text::{Decoder, StopStrings};
 
 use crate::batch::{Answer, Batch, Choice, Output, Row, Want};
 use crate::engine::RequestId;
@@ -22,10 +22,12 @@ pub struct Job {
     prompt: usize,
     usage: Usage,
     decoder: Decoder,
-    stops: StopMatcher,
+    stops: StopStrings,
+    /// The stop text that ended the answer; nothing leaves any more.
+    stopped: Option<String>,
     prompt_scores: Vec<Choice>,
-    /// What this step's batch holds of the job.
-    planned: Option<Planned>,
+    /// What the submitted batches hold of the job, oldest first.
+    planned: VecDeque<Planned>,
     /// Events that the sink has not taken yet.
     outbox: VecDeque<Event>,
     stage: Stage,
@@ -45,9 +47,21 @@ enum Stage {
     Over,
 }
 
+/// What a batch still has room for.
+#[derive(Debug, Clone, Copy)]
+pub struct Room {
+    /// Number of the batch.
+    pub number: u64,
+    /// Tokens.
+    pub budget: usize,
+    /// Rows.
+    pub max_rows: usize,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Planned {
-    tokens: usize,
+    /// Number of the batch.
+    batch: u64,
     first_row: usize,
     /// Rows that score the prompt; a row that draws may follow.
     scores: usize,
@@ -64,9 +78,10 @@ impl Job {
             usage: Usage { prompt: prompt.len(), ..Usage::default() },
             sequence: Sequence::new(prompt),
             decoder: Decoder::new(vocabulary, true),
-            stops: StopMatcher::new(&request.stop_texts),
+            stops: StopStrings::new(request.stop_texts.iter().cloned()),
+            stopped: None,
             prompt_scores: Vec::new(),
-            planned: None,
+            planned: VecDeque::new(),
             outbox: VecDeque::new(),
             stage: Stage::Active,
             submitted: Instant::now(),
@@ -81,9 +96,22 @@ impl Job {
         job
     }
 
-    /// Whether the next step may evaluate tokens of it: it has not ended and its reader keeps up.
+    /// Whether the next batch may hold tokens of it: it has not ended, its reader keeps up, and there is
+    /// a token to evaluate or one that the device is drawing.
     pub fn is_ready(&self) -> bool {
-        self.stage == Stage::Active && self.outbox.is_empty()
+        self.stage == Stage::Active
+            && self.outbox.is_empty()
+            && (self.sequence.pending() > 0 || self.drawing().is_some())
+    }
+
+    /// The row of the last submitted batch that draws the next token, if the host need not see that
+    /// token before the one after it can be drawn.
+    fn drawing(&self) -> Option<usize> {
+        let last = self.planned.back().filter(|planned| planned.draws)?;
+        let draws = self.planned.iter().filter(|planned| planned.draws).count();
+        let blind = self.request.constraint.is_none() && !self.request.sampling.penalises();
+        let wanted = self.usage.generated + draws < self.request.max_tokens;
+        (blind && wanted).then_some(last.first_row + last.scores)
     }
 
     /// Whether several tokens are pending, a prompt as a rule.
@@ -103,7 +131,7 @@ impl Job {
 
     /// Whether its blocks can be taken away now.
     pub fn can_be_preempted(&self) -> bool {
-        self.stage == Stage::Active && self.planned.is_none()
+        self.stage == Stage::Active && self.planned.is_empty()
     }
 
     /// Whether it lost its blocks in this plan.
@@ -114,16 +142,6 @@ impl Job {
     /// Counts so far.
     pub fn usage(&self) -> Usage {
         self.usage
-    }
-
-    /// Tokens in this step's batch.
-    pub fn planned_tokens(&self) -> usize {
-        self.planned.map_or(0, |p| p.tokens)
-    }
-
-    /// Answer rows in this step's batch.
-    pub fn planned_rows(&self) -> usize {
-        self.planned.map_or(0, |p| p.scores + usize::from(p.draws))
     }
 
     /// Takes over what the prefix cache has of its tokens. A prompt that is to be scored needs its
@@ -152,14 +170,20 @@ impl Job {
         self.stage = Stage::Preempted;
     }
 
-    /// Puts at most `budget` pending tokens and `max_rows` rows into the batch.
+    /// Puts tokens and rows into the batch; returns how many of each.
     pub fn schedule(
         &mut self,
         pool: &mut KvPool,
         batch: &mut Batch,
-        budget: usize,
-        max_rows: usize,
-    ) -> Result<(), Exhausted> {
+        room: Room,
+    ) -> Result<(usize, usize), Exhausted> {
+        let Room { number, budget, max_rows } = room;
+        if self.sequence.pending() == 0
+            && let Some(row) = self.drawing()
+        {
+            let token = self.sequence.schedule_drawn(pool, batch, row)?;
+            return Ok(self.plan(batch, number, 1, batch.rows.len(), Some(token)));
+        }
         // Another request may have published what comes next since the last step.
         self.adopt(pool);
         let scoring = self.request.score_prompt && self.usage.generated == 0;
@@ -178,20 +202,37 @@ impl Job {
                 }),
             );
         }
-        let scores = batch.rows.len() - first_row;
         let draws = self.sequence.pending() == 0 && self.request.max_tokens > 0;
-        if draws {
-            let sample = self.sample()?;
-            batch.rows.push(Row { token: first + count - 1, want: Want::Sample(sample) });
-        }
-        self.planned = Some(Planned { tokens: count, first_row, scores, draws });
-        Ok(())
+        let last = draws.then_some(first + count - 1);
+        Ok(self.plan(batch, number, count, first_row, last))
     }
 
-    /// The draw that follows the last token.
-    fn sample(&mut self) -> Result<Box<Sample>, Exhausted> {
+    /// Adds the row that draws, if there is to be one, and notes what the batch holds.
+    fn plan(
+        &mut self,
+        batch: &mut Batch,
+        number: u64,
+        tokens: usize,
+        first_row: usize,
+        draw_at: Option<usize>,
+    ) -> (usize, usize) {
+        let scores = batch.rows.len() - first_row;
+        if let Some(token) = draw_at {
+            batch.rows.push(Row { token, want: Want::Sample(Box::new(self.sample())) });
+        }
+        self.planned.push_back(Planned {
+            batch: number,
+            first_row,
+            scores,
+            draws: draw_at.is_some(),
+        });
+        (tokens, batch.rows.len() - first_row)
+    }
+
+    /// The draw that follows the last token in the batch.
+    fn sample(&mut self) -> Sample {
         let params = self.request.sampling.clone();
-        let mask = match self.request.constraint.as_mut().map(|c| c.mask()) {
+        let mask = match self.request.constraint.as_mut().map(|constraint| constraint.mask()) {
             None => None,
             Some(Ok(mask)) => mask,
             Some(Err(why)) => {
@@ -200,27 +241,37 @@ impl Job {
             }
         };
         let tokens = self.sequence.tokens();
-        Ok(Box::new(Sample {
+        Sample {
             history: if params.penalises() { tokens.to_vec() } else { Vec::new() },
             params,
-            position: tokens.len() as u32,
+            position: self.sequence.evaluated() as u32,
             bias: Arc::clone(&self.request.bias),
             mask,
             prompt: self.prompt,
             top: self.request.top,
-        }))
+        }
     }
 
-    /// Takes this step's answers.
-    pub fn apply(&mut self, output: &Output) {
-        let Some(planned) = self.planned.take() else { return };
+    /// Forgets what was submitted: the batches failed.
+    pub fn abandon(&mut self, why: String) {
+        self.planned.clear();
+        self.finish(FinishReason::Error(why));
+    }
+
+    /// Takes its answers of batch `number`, which is the oldest that was submitted.
+    pub fn apply(&mut self, number: u64, output: &Output) {
+        let Some(planned) = self.planned.pop_front_if(|planned| planned.batch == number) else {
+            return;
+        };
+        let rows = planned.scores + usize::from(planned.draws);
         let answers = output.answers.get(planned.first_row..).unwrap_or_default();
-        for answer in answers.iter().take(planned.scores + usize::from(planned.draws)) {
+        for (row, answer) in answers.iter().take(rows).enumerate() {
+            // A token drawn after the answer ended is nobody's.
             if self.is_over() {
                 return;
             }
             match answer {
-                Answer::Choice(choice) if self.prompt_scores.len() < self.unscored() => {
+                Answer::Choice(choice) if row < planned.scores => {
                     self.prompt_scores.push(choice.clone());
                 }
                 Answer::Choice(choice) => self.take_token(choice.clone()),
@@ -230,15 +281,11 @@ impl Job {
                 }
             }
         }
-        if self.request.score_prompt && self.sequence.pending() == 0 && !self.is_over() {
+        let read = self.sequence.pending() == 0 && self.planned.is_empty();
+        if self.request.max_tokens == 0 && read && !self.is_over() {
             self.deliver_scores();
             self.finish(FinishReason::Length);
         }
-    }
-
-    /// Prompt tokens that are to be scored.
-    fn unscored(&self) -> usize {
-        if self.request.score_prompt && self.usage.generated == 0 { self.prompt - 1 } else { 0 }
     }
 
     fn deliver_scores(&mut self) {
@@ -262,11 +309,11 @@ impl Job {
         }
         self.usage.generated += 1;
         self.sequence.append(&[token]);
-        let mut text = String::new();
-        self.decoder.push(token, &mut text);
-        let text = self.stops.push(&text);
+        let (mut decoded, mut text) = (String::new(), String::new());
+        self.decoder.push(token, &mut decoded);
+        self.stopped = self.stops.push(&decoded, &mut text).map(str::to_owned);
         self.outbox.push_back(Event::Token(Token { choice, text }));
-        if self.stops.matched() {
+        if self.stopped.is_some() {
             self.finish(FinishReason::Stop);
         } else if self.usage.generated == self.request.max_tokens {
             self.finish(FinishReason::Length);
@@ -274,14 +321,22 @@ impl Job {
     }
 
     /// Ends the job; text that was held back leaves with the last event.
-    pub fn finish(&mut self, reason: FinishReason) {
+    pub fn finish(&mut self, mut reason: FinishReason) {
         if self.is_over() {
             return;
         }
         let mut text = String::new();
-        if !self.stops.matched() {
-            self.decoder.finish(&mut text);
-            text = self.stops.push(&text) + &self.stops.finish();
+        if self.stopped.is_none() {
+            let mut decoded = String::new();
+            self.decoder.finish(&mut decoded);
+            self.stopped = self.stops.push(&decoded, &mut text).map(str::to_owned);
+            if self.stopped.is_none() {
+                self.stopped = self.stops.finish(&mut text).map(str::to_owned);
+            }
+            // A stop text that gave way to an earlier beginning counts, now that nothing follows.
+            if self.stopped.is_some() && reason == FinishReason::Length {
+                reason = FinishReason::Stop;
+            }
         }
         let between = |a: Option<Instant>, b: Option<Instant>| match (a, b) {
             (Some(a), Some(b)) => b.saturating_duration_since(a),
@@ -295,6 +350,7 @@ impl Job {
         self.outbox.push_back(Event::Finished(Finished {
             reason,
             text,
+            stop_text: self.stopped.take(),
             usage: self.usage,
             timings,
         }));
@@ -315,7 +371,7 @@ impl Job {
             match self.request.sink.send(event) {
                 Ok(()) => {}
                 Err(SinkError::Full(event)) => {
-                    self.outbox.push_front(event);
+                    self.outbox.push_front(*event);
                     return;
                 }
                 Err(SinkError::Closed) => {

@@ -8,7 +8,8 @@ use crate::kv::{Exhausted, KvPool, ROOT, Serial};
 #[derive(Debug, Default)]
 pub struct Sequence {
     tokens: Vec<u32>,
-    /// Tokens whose keys and values are in the blocks.
+    /// Tokens whose keys and values are in the blocks, or will be once the submitted batches are
+    /// through; one more than `tokens` while a token is being drawn and evaluated on the device.
     evaluated: usize,
     blocks: Vec<u32>,
     /// Serials of the leading blocks that are published.
@@ -31,9 +32,9 @@ impl Sequence {
         self.evaluated
     }
 
-    /// Tokens that are not in the KV blocks yet.
+    /// Known tokens that are not in the KV blocks yet.
     pub fn pending(&self) -> usize {
-        self.tokens.len() - self.evaluated
+        self.tokens.len().saturating_sub(self.evaluated)
     }
 
     /// Adds tokens at the end.
@@ -92,6 +93,21 @@ impl Sequence {
         let first = batch.push(inputs, self.evaluated, &self.blocks);
         self.evaluated = end;
         Ok(first)
+    }
+
+    /// Puts the token that `row` of the batch before draws into `batch`. Append that token once it is
+    /// known. Returns its index in the batch.
+    pub fn schedule_drawn(
+        &mut self,
+        pool: &mut KvPool,
+        batch: &mut Batch,
+        row: usize,
+    ) -> Result<usize, Exhausted> {
+        assert_eq!(self.evaluated, self.tokens.len(), "the draw must come after all known tokens");
+        self.reserve(pool, batch, self.evaluated + 1)?;
+        let index = batch.push([Input::Sampled(row)], self.evaluated, &self.blocks);
+        self.evaluated += 1;
+        Ok(index)
     }
 
     /// Publishes every full block of evaluated tokens. Call it once those tokens are final.

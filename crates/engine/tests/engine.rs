@@ -24,7 +24,16 @@ fn digest(context: &[u32]) -> Option<u32> {
 }
 
 fn engine(blocks: usize, max_running: usize, token_budget: usize) -> Engine {
-    let limits = Limits { tokens: 512, rows: 64, blocks, context: 2048, vocab: VOCAB };
+    engine_with_queue(1, blocks, max_running, token_budget)
+}
+
+fn engine_with_queue(
+    queue: usize,
+    blocks: usize,
+    max_running: usize,
+    token_budget: usize,
+) -> Engine {
+    let limits = Limits { tokens: 512, rows: 64, blocks, context: 2048, vocab: VOCAB, queue };
     let backend = Scripted::new(limits, Box::new(digest));
     let settings = Settings { max_running, token_budget, context: 2048 };
     Engine::new(Box::new(backend), Vocabulary::tiny(), settings)
@@ -144,7 +153,7 @@ fn a_repeated_prompt_is_adopted_and_counted() {
 
 #[test]
 fn stops_end_an_answer() {
-    let limits = Limits { tokens: 64, rows: 8, blocks: 64, context: 1024, vocab: VOCAB };
+    let limits = Limits { tokens: 64, rows: 8, blocks: 64, context: 1024, vocab: VOCAB, queue: 1 };
     let vocabulary = Vocabulary::tiny();
     let id = |text: &str| {
         (0..8166).find(|&id| vocabulary.bytes(id) == Some(text.as_bytes())).expect("a token")

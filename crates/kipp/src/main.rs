@@ -4,14 +4,20 @@
 
 #![forbid(unsafe_code)]
 
+mod backends;
+mod bench;
+mod doctor;
 mod generate;
 mod inspect;
 mod ls;
+mod machine;
 mod options;
 mod output;
 mod ppl;
+mod render;
 mod store;
 mod tokenize;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -31,21 +37,33 @@ enum Verb {
     Generate(generate::Args),
     /// Prints the token ids of a text.
     Tokenize(tokenize::Args),
+    /// Prints the prompt text of a chat request.
+    Render(render::Args),
     /// Says what is in a model file.
     Inspect(inspect::Args),
     /// Lists the checkpoints that kipp runs and which of them are here.
     Ls(ls::Args),
+    /// Says what this machine has and what fits on it.
+    Doctor(doctor::Args),
     /// Measures the perplexity of a text.
     Ppl(ppl::Args),
+    /// Measures how fast a backend reads prompts and generates.
+    Bench(bench::Args),
+    /// Checks a backend against the scalar oracle on this machine.
+    Verify(verify::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Generate(args) => generate::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
+        Verb::Render(args) => render::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
+        Verb::Doctor(args) => doctor::run(args),
         Verb::Ppl(args) => ppl::run(args),
+        Verb::Bench(args) => bench::run(args),
+        Verb::Verify(args) => verify::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -27,6 +27,7 @@ pub fn run(args: Args) -> Result<()> {
     let tokenizer = Tokenizer::of(&checkpoint.spec).context("the model has no tokenizer")?;
     if let Some(path) = &args.jsonl {
         return each_line(path, |line| {
+            let line: Value = serde_json::from_str(line)?;
             let text = line.get("text").and_then(Value::as_str);
             let text = text.context("text: expected a string, found none")?;
             Ok(serde_json::to_string(&tokenizer.encode(text, Special::Recognise))?)
@@ -39,8 +40,8 @@ pub fn run(args: Args) -> Result<()> {
     print(&format!("{}\n", ids.join(" ")))
 }
 
-/// Prints one line for each JSON line of a file; an error names the line.
-pub fn each_line(path: &Path, convert: impl Fn(Value) -> Result<String>) -> Result<()> {
+/// Prints one line for each line of a file; an error names the line.
+pub fn each_line(path: &Path, convert: impl Fn(&str) -> Result<String>) -> Result<()> {
     let name = path.display();
     let file = File::open(path).with_context(|| name.to_string())?;
     let mut converted = String::new();
@@ -49,8 +50,7 @@ pub fn each_line(path: &Path, convert: impl Fn(Value) -> Result<String>) -> Resu
         if line.trim().is_empty() {
             continue;
         }
-        let value = serde_json::from_str(&line).map_err(anyhow::Error::from);
-        let out = value.and_then(&convert).with_context(|| format!("{name}, line {number}"))?;
+        let out = convert(&line).with_context(|| format!("{name}, line {number}"))?;
         converted.push_str(&out);
         converted.push('\n');
         if converted.len() > 1 << 16 {

@@ -22,7 +22,7 @@ pub enum Error {
         /// What it is.
         found: String,
     },
-    /// A weight that the tensor type cannot hold: NaN, infinite or too large.
+    /// A weight that is NaN, infinite or beyond the range of its tensor's type.
     Value {
         /// Name of the tensor.
         tensor: String,
@@ -30,7 +30,7 @@ pub enum Error {
         index: usize,
         /// The weight.
         value: f32,
-        /// The type that cannot hold it.
+        /// The tensor's type.
         ty: TensorType,
     },
     /// Any of the above, in this file.
@@ -67,7 +67,8 @@ impl fmt::Display for Error {
                 write!(f, "{field}: expected {expected}, found {found}")
             }
             Error::Value { tensor, index, value, ty } => {
-                write!(f, "tensor `{tensor}`: element {index} is {value:e}, which {ty} cannot hold")
+                let field = format!("tensor `{tensor}`: element {index}");
+                write!(f, "{field}: expected a finite value in the range of {ty}, found {value:e}")
             }
             Error::InFile { path, error } => write!(f, "{}: {error}", path.display()),
         }

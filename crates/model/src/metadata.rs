@@ -1,6 +1,8 @@
 //! The metadata of a checkpoint's GGUF: written from the registry entry, and checked against it when a file is
 //! opened. The layout is that of llama.cpp's `qwen3` architecture plus a few keys of kipp's own.
 
+use std::borrow::Cow;
+
 use crate::error::{Error, Result};
 use crate::gguf::{ARCHITECTURE_KEY, Array, Gguf, Value};
 use crate::registry::Checkpoint;
@@ -163,7 +165,7 @@ fn origin(gguf: &Gguf) -> Result<Origin> {
             .ok_or_else(|| Error::mismatch(format_args!("`{REVISION}`"), "the seed", revision))?;
         return Ok(Origin::Synthetic { seed });
     }
-    let sha256 = require_array(gguf, SHA256)?.strings().map(str::to_owned).collect();
+    let sha256 = require_array(gguf, SHA256)?.strings().map(Cow::into_owned).collect();
     Ok(Origin::Pinned { sha256 })
 }
 

@@ -39,11 +39,8 @@ impl Tokenizer {
 
     /// The tokenizer of a checkpoint with these dimensions, if there is one.
     pub fn of(spec: &Spec) -> Option<&'static Self> {
-        let vocabulary = Vocabulary::of(spec)?;
-        [Self::family, Self::tiny]
-            .into_iter()
-            .map(|tokenizer| tokenizer())
-            .find(|tokenizer| std::ptr::eq(tokenizer.vocabulary, vocabulary))
+        let tiny = std::ptr::eq(Vocabulary::of(spec)?, Vocabulary::tiny());
+        Some(if tiny { Self::tiny() } else { Self::family() })
     }
 
     fn new(vocabulary: &'static Vocabulary) -> Self {
@@ -64,7 +61,7 @@ impl Tokenizer {
                 let mut rest = text;
                 while let Some((start, index)) = find_added(rest) {
                     encoder.text(&rest[..start]);
-                    encoder.ids.push((self.vocabulary.ranks() + index) as u32);
+                    encoder.added(index);
                     rest = &rest[start + ADDED[index].text.len()..];
                 }
                 encoder.text(rest);
@@ -75,13 +72,13 @@ impl Tokenizer {
 
     /// Starts a sequence that is put together from stretches of text and tokens.
     pub(crate) fn encoder(&self) -> Encoder<'_> {
-        Encoder { bpe: &self.bpe, scratch: Scratch::default(), ids: Vec::new() }
+        Encoder { tokenizer: self, scratch: Scratch::default(), ids: Vec::new() }
     }
 }
 
 /// A sequence of tokens in the making.
 pub(crate) struct Encoder<'a> {
-    bpe: &'a Bpe,
+    tokenizer: &'a Tokenizer,
     scratch: Scratch,
     pub ids: Vec<u32>,
 }
@@ -90,14 +87,19 @@ impl Encoder<'_> {
     /// Appends a text between two added tokens.
     pub fn text(&mut self, text: &str) {
         for piece in Pieces(&normalise(text)) {
-            self.bpe.encode(piece.as_bytes(), &mut self.scratch, &mut self.ids);
+            self.tokenizer.bpe.encode(piece.as_bytes(), &mut self.scratch, &mut self.ids);
         }
+    }
+
+    /// Appends an added token, by its index in [`ADDED`].
+    pub fn added(&mut self, index: usize) {
+        self.ids.push((self.tokenizer.vocabulary.ranks() + index) as u32);
     }
 }
 
 /// The first added token in a text: where it starts and its index in [`ADDED`]. No spelling begins
 /// with another one, so there is never a choice.
-fn find_added(text: &str) -> Option<(usize, usize)> {
+pub(crate) fn find_added(text: &str) -> Option<(usize, usize)> {
     text.match_indices('<').find_map(|(start, _)| {
         let rest = &text[start..];
         let index = ADDED.iter().position(|added| rest.starts_with(added.text))?;

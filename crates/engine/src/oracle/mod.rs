@@ -194,6 +194,7 @@ impl Backend for Oracle {
             blocks: self.kv.blocks(),
             context: spec.context,
             vocab: spec.vocab,
+            queue: 1,
         }
     }
 

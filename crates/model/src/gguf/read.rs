@@ -12,6 +12,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::mapping;
+use crate::scheme;
 use crate::tensor::{Bytes, TensorType};
 
 /// Longest tensor name that the format allows.
@@ -20,6 +21,9 @@ const MAX_NAME: usize = 64;
 const MAX_DIMS: u32 = 4;
 /// Larger alignments are taken for damage.
 const MAX_ALIGNMENT: u32 = 1 << 16;
+
+/// Blocks that are decoded at once when values are checked.
+const CHECKED_BLOCKS: usize = 1024;
 
 /// A GGUF file, or one in memory.
 #[derive(Debug)]
@@ -52,12 +56,12 @@ impl Gguf {
 
     /// Reads a file that is already in memory or mapped.
     pub fn read(file: Bytes) -> Result<Self> {
-        let mut cursor = Cursor { file: &file, at: 0 };
+        let mut cursor = Cursor { file: &file, rest: &file };
         let (metadata_count, tensor_count) = read_header(&mut cursor)?;
         let metadata = read_metadata(&mut cursor, metadata_count)?;
         let alignment = alignment(&metadata)?;
         let mut tensors = read_tensors(&mut cursor, tensor_count)?;
-        place(&mut tensors, cursor.at, alignment, file.len())?;
+        place(&mut tensors, cursor.position(), alignment, file.len())?;
         let gguf = Self { metadata, tensors, file };
         match gguf.require(ARCHITECTURE_KEY)? {
             Value::String(_) => Ok(gguf),
@@ -80,6 +84,30 @@ impl Gguf {
     pub fn bytes(&self, tensor: &TensorInfo) -> Bytes {
         self.file.slice(tensor.range.clone()).expect("ranges were checked when the file was read")
     }
+
+    /// Decodes every tensor and refuses the first weight that is not finite.
+    pub fn check_values(&self) -> Result<()> {
+        let mut values = Vec::new();
+        for tensor in &self.tensors {
+            let &TensorInfo { ref name, ty, .. } = tensor;
+            for (i, piece) in
+                self.bytes(tensor).chunks(CHECKED_BLOCKS * ty.block_bytes()).enumerate()
+            {
+                values.resize(piece.len() / ty.block_bytes() * ty.block(), 0.0);
+                scheme::decode(ty, piece, &mut values);
+                if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+                    let index = i * CHECKED_BLOCKS * ty.block() + at;
+                    return Err(Error::Value {
+                        tensor: name.clone(),
+                        index,
+                        value: values[at],
+                        ty,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 fn wrong_type(key: &str, expected: ValueType, found: &Value) -> Error {
@@ -93,29 +121,31 @@ fn wrong_type(key: &str, expected: ValueType, found: &Value) -> Error {
 /// A place in the file that moves forward. `field` says what is being read, for the error.
 struct Cursor<'a> {
     file: &'a Bytes,
-    at: usize,
+    rest: &'a [u8],
 }
 
-impl Cursor<'_> {
-    fn take(&mut self, len: u64, field: Arguments) -> Result<Range<usize>> {
-        let left = self.file.len() - self.at;
-        if len > left as u64 {
-            return Err(Error::mismatch(
-                field,
-                format_args!("{len} bytes"),
-                format_args!("{left} before the end of the file"),
-            ));
-        }
-        let start = self.at;
-        self.at += len as usize;
-        Ok(start..self.at)
+impl<'a> Cursor<'a> {
+    fn position(&self) -> usize {
+        self.file.len() - self.rest.len()
+    }
+
+    fn take(&mut self, len: u64, field: Arguments) -> Result<&'a [u8]> {
+        let split = usize::try_from(len).ok().and_then(|len| self.rest.split_at_checked(len));
+        let (taken, rest) = split.ok_or_else(|| self.too_short(len, field))?;
+        self.rest = rest;
+        Ok(taken)
     }
 
     fn array<const N: usize>(&mut self, field: Arguments) -> Result<[u8; N]> {
-        let range = self.take(N as u64, field)?;
-        let mut bytes = [0; N];
-        bytes.copy_from_slice(&self.file[range]);
-        Ok(bytes)
+        let split = self.rest.split_first_chunk();
+        let (taken, rest) = split.ok_or_else(|| self.too_short(N as u64, field))?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn too_short(&self, len: u64, field: Arguments) -> Error {
+        let left = format!("{} before the end of the file", self.rest.len());
+        Error::mismatch(field, format_args!("{len} bytes"), left)
     }
 
     fn u32(&mut self, field: Arguments) -> Result<u32> {
@@ -126,11 +156,10 @@ impl Cursor<'_> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    fn string(&mut self, field: Arguments) -> Result<&str> {
+    fn string(&mut self, field: Arguments) -> Result<&'a str> {
         let len = self.u64(field)?;
-        let range = self.take(len, field)?;
-        std::str::from_utf8(&self.file[range])
-            .map_err(|error| Error::mismatch(field, "UTF-8", error))
+        let text = self.take(len, field)?;
+        std::str::from_utf8(text).map_err(|error| Error::mismatch(field, "UTF-8", error))
     }
 }
 
@@ -208,22 +237,23 @@ fn read_array(cursor: &mut Cursor, key: &str) -> Result<Array> {
     let field = format_args!("`{key}`");
     let element = read_type(cursor, key)?;
     let len = cursor.u64(field)?;
-    let start = cursor.at;
+    let start = cursor.position();
     match element.size() {
-        Some(size) => {
-            // A product beyond u64 is certainly beyond the end of the file.
-            cursor.take(len.saturating_mul(size as u64), field)?;
-        }
+        // A product beyond u64 is certainly beyond the end of the file.
+        Some(size) => drop(cursor.take(len.saturating_mul(size as u64), field)?),
         None if element == ValueType::String => {
             for i in 0..len {
-                cursor.string(format_args!("element {i} of `{key}`"))?;
+                let field = format_args!("element {i} of `{key}`");
+                let len = cursor.u64(field)?;
+                cursor.take(len, field)?;
             }
         }
         None => {
             return Err(Error::mismatch(field, "an array of scalars or strings", "one of arrays"));
         }
     }
-    let bytes = cursor.file.slice(start..cursor.at).expect("the cursor stays inside the file");
+    let bytes = cursor.file.slice(start..cursor.position());
+    let bytes = bytes.expect("the cursor stays inside the file");
     Ok(Array { element, len: len as usize, bytes })
 }
 
@@ -281,9 +311,9 @@ fn read_tensor(cursor: &mut Cursor, name: String) -> Result<TensorInfo> {
     if dims.contains(&0) {
         return Err(fault("shape", &"no dimension of 0", &format_args!("{dims:?}")));
     }
-    if !dims[0].is_multiple_of(ty.block() as u64) {
+    if dims.first().is_none_or(|cols| !cols.is_multiple_of(ty.block() as u64)) {
         let expected = format!("rows of a multiple of {} elements for {ty}", ty.block());
-        return Err(fault("shape", &expected, &dims[0]));
+        return Err(fault("shape", &expected, &format_args!("{dims:?}")));
     }
     // Where the bytes end, or `None` if no file can hold them.
     let bytes = dims

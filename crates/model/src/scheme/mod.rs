@@ -4,6 +4,7 @@
 //! stored and only then picks the integers. The 4-bit encoders search for the scale that minimises the squared
 //! error, weighted by the importance of each input where it is known.
 
+mod affine;
 mod q4_0;
 mod q4_1;
 mod q8_0;
@@ -162,19 +163,6 @@ fn round(value: f32) -> f32 {
 #[inline(always)]
 fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
-}
-
-/// Sum of products in eight lanes.
-#[inline(always)]
-fn dot(a: &Block, b: &Block) -> f32 {
-    let mut lanes = [0.0; 8];
-    for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
-        for i in 0..8 {
-            lanes[i] += a[i] * b[i];
-        }
-    }
-    let [a, b, c, d, e, f, g, h] = lanes;
-    ((a + b) + (c + d)) + ((e + f) + (g + h))
 }
 
 /// Two nibbles a byte: element j in the lower half of byte j, element j + 16 in the upper.

@@ -1,7 +1,8 @@
 //! Q4_0: f16 scale, 32 nibbles; value = scale x (nibble - 8). The scale may be negative, which decides whether the
 //! longer side, -8, serves the negative values or the positive ones.
 
-use super::{BLOCK, Block, dot, inverse, pack_nibbles, round};
+use super::affine::Affine;
+use super::{BLOCK, Block, pack_nibbles};
 use crate::float::{f16_to_f32, f32_to_f16};
 
 pub(super) fn decode(block: &[u8], out: &mut [f32]) {
@@ -13,63 +14,39 @@ pub(super) fn decode(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Quants of the value of largest magnitude that the search tries; the best scale of nearly every block is
-/// close to one of them. The first is the plain choice.
+/// What the search lets the value of largest magnitude become; beyond -8 and 7 it is clipped. The first is the
+/// plain choice. The best scale of nearly every block is close to one of these.
 const EXTREMES: [f32; 24] = [
     -8.0, -7.75, -7.5, -7.25, -7.0, -6.75, -6.5, -6.25, -6.0, -8.25, -8.5, -9.0, //
     7.0, 7.25, 7.5, 7.75, 8.0, 8.5, 6.75, 6.5, 6.25, 6.0, 5.5, 5.0,
 ];
 
-/// Searches the scale of least weighted squared error.
+/// Searches the scale of least squared error.
 pub(super) fn encode(x: &Block, weights: &Block, out: &mut [u8]) {
     let extreme = x.iter().fold(0.0, |m: f32, &x| if x.abs() > m.abs() { x } else { m });
-    if extreme == 0.0 {
-        return store(0, x, out);
-    }
-    // For given quants the best scale is sum(w x q) / sum(w q q), and it lowers the error from that of
-    // all zeros by sum(w x q)^2 / sum(w q q).
-    let mut weighted = *x;
-    weighted.iter_mut().zip(weights).for_each(|(x, w)| *x *= w);
+    // For given q the best scale is sum(w x q) / sum(w q q); it lowers the error of all zeros by the gain,
+    // sum(w x q)^2 / sum(w q q).
     let fit = |scale: f32| {
-        let q = quants(scale, x);
-        let mut wq = q;
-        wq.iter_mut().zip(weights).for_each(|(q, w)| *q *= w);
-        let (xq, qq) = (dot(&weighted, &q), dot(&wq, &q));
-        if qq > 0.0 { (xq / qq, xq * xq / qq) } else { (0.0, 0.0) }
+        let sums = affine(scale).moments(x, weights);
+        if sums.qq > 0.0 { (sums.xq / sums.qq, sums.xq * sums.xq / sums.qq) } else { (0.0, 0.0) }
     };
-    let plain = extreme / EXTREMES[0];
+    let plain = if extreme == 0.0 { 0.0 } else { extreme / EXTREMES[0] };
     let (mut scale, mut gain) = (plain, 0.0);
     for candidate in EXTREMES {
-        let (fitted, fitted_gain) = fit(extreme / candidate);
-        if fitted_gain > gain {
-            (scale, gain) = (fitted, fitted_gain);
+        let fitted = fit(extreme / candidate);
+        if fitted.1 > gain {
+            (scale, gain) = fitted;
         }
     }
-    // The quants move a little under the fitted scale; once more, then what is really stored decides.
-    let refined = fit(scale).0;
-    let stored = [plain, scale, refined].map(f32_to_f16);
-    let errors = stored.map(|scale| error(f16_to_f32(scale), x, weights));
+    // Under the fitted scale some q move, so it is fitted once more. What will be stored then decides.
+    let stored = [plain, scale, fit(scale).0].map(f32_to_f16);
+    let errors = stored.map(|scale| affine(f16_to_f32(scale)).error(x, weights));
     let best = (1..stored.len()).fold(0, |best, i| if errors[i] < errors[best] { i } else { best });
-    store(stored[best], x, out);
-}
-
-/// Quants as floats, -8 to 7.
-#[inline(always)]
-fn quants(scale: f32, x: &Block) -> Block {
-    let inverse = inverse(scale);
-    x.map(|x| round((x * inverse).clamp(-8.0, 7.0)))
-}
-
-fn error(scale: f32, x: &Block, weights: &Block) -> f32 {
-    let mut difference = quants(scale, x);
-    difference.iter_mut().zip(x).for_each(|(q, x)| *q = x - scale * *q);
-    let mut weighted = difference;
-    weighted.iter_mut().zip(weights).for_each(|(d, w)| *d *= w);
-    dot(&weighted, &difference)
-}
-
-fn store(scale: u16, x: &Block, out: &mut [u8]) {
-    out[..2].copy_from_slice(&scale.to_le_bytes());
-    let quants = quants(f16_to_f32(scale), x).map(|q| (q + 8.0) as u8);
+    let quants = affine(f16_to_f32(stored[best])).quants(x).map(|q| (q + 8.0) as u8);
+    out[..2].copy_from_slice(&stored[best].to_le_bytes());
     pack_nibbles(&quants, &mut out[2..]);
+}
+
+fn affine(scale: f32) -> Affine {
+    Affine { scale, minimum: 0.0, range: (-8.0, 7.0) }
 }
