@@ -70,9 +70,18 @@ impl Activations {
     }
 }
 
-/// Where a token's row comes from; each points at the first token's row.
+/// Where tokens' rows come from: the first token's row, and the distance from one to the next.
 #[derive(Clone, Copy)]
-pub enum Source {
+pub struct Source {
+    /// What a row is made of.
+    pub rows: Rows,
+    /// Elements from a token's row to the next one's.
+    pub stride: usize,
+}
+
+/// What a row is made of.
+#[derive(Clone, Copy)]
+pub enum Rows {
     /// As it is.
     Plain(*const f32),
     /// RMSNorm with these weights.
@@ -98,13 +107,12 @@ pub unsafe fn quantise<S: Simd>(
     let row = row.as_mut_ptr();
     // SAFETY: the caller's; every index is below cols.
     unsafe {
-        match *source {
-            Source::Plain(x) => {
-                std::ptr::copy_nonoverlapping(x.add(token * cols), row, cols);
-            }
-            Source::Norm(x, weight) => rms_norm::<S>(x.add(token * cols), weight, row, cols),
-            Source::Gated(gate, up) => {
-                let (gate, up) = (gate.add(token * cols), up.add(token * cols));
+        let first = token * source.stride;
+        match source.rows {
+            Rows::Plain(x) => std::ptr::copy_nonoverlapping(x.add(first), row, cols),
+            Rows::Norm(x, weight) => rms_norm::<S>(x.add(first), weight, row, cols),
+            Rows::Gated(gate, up) => {
+                let (gate, up) = (gate.add(first), up.add(first));
                 for i in (0..cols).step_by(LANES) {
                     let g = S::load_f32(gate.add(i));
                     let e = exp::<S>(S::sub(S::splat(0.0), g));

@@ -61,8 +61,10 @@ pub struct Attend<'a> {
     pub tables: &'a [Vec<u32>],
     /// The work.
     pub units: &'a [Unit],
-    /// `[tokens, heads * 128]`
+    /// `[tokens, out_stride]`
     pub out: *mut f32,
+    /// Width of a row of `out`.
+    pub out_stride: usize,
     /// Results of units that cover a split each, `[rows, PARTIAL]`.
     pub partials: &'a Shared<f32>,
     /// For each row to merge, (token, query head, its first partial, how many, distance).
@@ -238,7 +240,7 @@ unsafe fn fold<S: Simd>(total: &mut [f32], part: *const f32) {
 unsafe fn finish<S: Simd>(job: &Attend<'_>, token: usize, head: usize, total: *const f32) {
     // SAFETY: the caller's.
     unsafe {
-        let out = job.out.add((token * job.heads + head) * HEAD_DIM);
+        let out = job.out.add(token * job.out_stride + head * HEAD_DIM);
         let inverse = S::splat(1.0 / *total.add(1));
         for d in (0..HEAD_DIM).step_by(LANES) {
             S::store(S::mul(S::load_f32(total.add(LANES + d)), inverse), out.add(d));

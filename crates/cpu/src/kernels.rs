@@ -12,7 +12,7 @@ pub struct Kernels {
     /// Most tokens that one tile of the product holds; [`crate::activations::tiles`] cuts by it.
     pub tile_tokens: usize,
     /// Multiplies panels `first .. first + count` with all tokens.
-    pub product: unsafe fn(&Product<'_>, first: usize, count: usize),
+    pub product: unsafe fn(&Product<'_>, first: usize, count: usize, scratch: &mut [f32]),
     /// Normalises or gates one token's row and quantises it.
     pub quantise: unsafe fn(&Activations, Tile, token: usize, &Source, row: &mut [f32]),
     /// Attention of some rows over some splits.
@@ -34,9 +34,14 @@ macro_rules! kernels {
         pub static KERNELS: crate::kernels::Kernels = {
             use crate::{activations, attention, kv, matmul, panels, peaks};
             $(#[target_feature(enable = $features)])?
-            unsafe fn product(job: &matmul::Product<'_>, first: usize, count: usize) {
+            unsafe fn product(
+                job: &matmul::Product<'_>,
+                first: usize,
+                count: usize,
+                scratch: &mut [f32],
+            ) {
                 // SAFETY: the table's contract.
-                unsafe { matmul::product::<$class>(job, first, count) }
+                unsafe { matmul::product::<$class>(job, first, count, scratch) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn quantise(

@@ -30,6 +30,8 @@ pub trait Simd: Copy {
     /// How many panels and tokens one tile of the matrix product holds in registers, at most.
     const TILE: (usize, usize);
 
+    /// Asks for a cache line that will be needed; any address will do.
+    unsafe fn prefetch(at: *const i32);
     unsafe fn load(from: *const i32) -> Self::I;
     unsafe fn splat_i(x: i32) -> Self::I;
     /// acc + w.0 * a.0 + w.1 * a.1 for the i16 pairs of each lane; exact unless it overflows.
