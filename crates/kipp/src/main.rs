@@ -12,6 +12,7 @@ mod options;
 mod output;
 mod ppl;
 mod render;
+mod serve;
 mod store;
 mod tokenize;
 mod verify;
@@ -32,6 +33,8 @@ struct Cli {
 enum Verb {
     /// Continues a text.
     Generate(generate::Args),
+    /// Answers OpenAI's and Anthropic's APIs over HTTP, with a chat page.
+    Serve(serve::Args),
     /// Prints the token ids of a text.
     Tokenize(tokenize::Args),
     /// Prints the prompt text of a chat request.
@@ -49,6 +52,7 @@ enum Verb {
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Generate(args) => generate::run(args),
+        Verb::Serve(args) => serve::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
         Verb::Render(args) => render::run(args),
         Verb::Inspect(args) => inspect::run(args),
