@@ -154,6 +154,7 @@ impl Backend for Cpu {
             blocks: self.kv.blocks(),
             context: spec.context,
             vocab: spec.vocab,
+            queue: 1,
         }
     }
 

@@ -371,7 +371,7 @@ impl Job {
             match self.request.sink.send(event) {
                 Ok(()) => {}
                 Err(SinkError::Full(event)) => {
-                    self.outbox.push_front(event);
+                    self.outbox.push_front(*event);
                     return;
                 }
                 Err(SinkError::Closed) => {

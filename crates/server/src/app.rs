@@ -152,7 +152,7 @@ pub struct ChoiceSink {
 impl Sink for ChoiceSink {
     fn send(&mut self, event: Event) -> std::result::Result<(), SinkError> {
         self.events.try_send((self.index, event)).map_err(|error| match error {
-            TrySendError::Full((_, event)) => SinkError::Full(event),
+            TrySendError::Full((_, event)) => SinkError::Full(Box::new(event)),
             TrySendError::Closed(_) => SinkError::Closed,
         })
     }

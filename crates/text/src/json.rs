@@ -100,7 +100,7 @@ fn write_number(source: &str, out: &mut String) {
 }
 
 /// The text that a JSON string stands for.
-pub fn unquote(quoted: &str) -> Result<Cow<'_, str>, Error> {
+fn unquote(quoted: &str) -> Result<Cow<'_, str>, Error> {
     if quoted.contains('\\') {
         let text = serde_json::from_str(quoted);
         text.map(Cow::Owned).map_err(|error| Error::Json(error.to_string()))
