@@ -15,6 +15,7 @@ mod options;
 mod output;
 mod ppl;
 mod render;
+mod serve;
 mod store;
 mod tokenize;
 mod verify;
@@ -35,6 +36,8 @@ struct Cli {
 enum Verb {
     /// Continues a text.
     Generate(generate::Args),
+    /// Answers OpenAI's and Anthropic's APIs over HTTP, with a chat page.
+    Serve(serve::Args),
     /// Prints the token ids of a text.
     Tokenize(tokenize::Args),
     /// Prints the prompt text of a chat request.
@@ -56,6 +59,7 @@ enum Verb {
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Generate(args) => generate::run(args),
+        Verb::Serve(args) => serve::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
         Verb::Render(args) => render::run(args),
         Verb::Inspect(args) => inspect::run(args),

@@ -19,7 +19,7 @@ use crate::app::{App, Engine};
 use crate::error::{ApiError, Result};
 use crate::record::Record;
 use crate::reply::json_body;
-use crate::{guard, openai, page};
+use crate::{anthropic, guard, openai, page, responses};
 
 /// How long a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(30);
@@ -36,6 +36,9 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(model))
         .route("/v1/completions", call(openai::completions::handle))
         .route("/v1/chat/completions", call(openai::chat::handle))
+        .route("/v1/responses", call(responses::handle))
+        .route("/v1/messages", call(anthropic::handle))
+        .route("/v1/messages/count_tokens", call(anthropic::count))
         .route("/tokenize", call(openai::tokens::tokenize))
         .route("/detokenize", call(openai::tokens::detokenize))
         .fallback(other)
