@@ -28,6 +28,18 @@ pub struct ModelOptions {
     /// How keys and values are stored
     #[arg(long, value_enum, default_value_t = KvName::Bf16)]
     pub kv: KvName,
+    /// Which GPU, as `kipp doctor` numbers them
+    #[cfg(feature = "cuda")]
+    #[arg(long, default_value_t = 0)]
+    pub device: usize,
+    /// Use one class of GPU kernels for batches of any size: the same bits for a token in any batch, and slower
+    #[cfg(feature = "cuda")]
+    #[arg(long)]
+    pub deterministic: bool,
+    /// Weights on the GPU, which several backends share
+    #[cfg(feature = "cuda")]
+    #[arg(skip)]
+    loaded: std::cell::OnceCell<Arc<cuda::CudaModel>>,
 }
 
 /// The backends of this binary.
@@ -35,6 +47,9 @@ pub struct ModelOptions {
 pub enum BackendName {
     /// This machine's processor, with the best instructions that it has
     Cpu,
+    /// An NVIDIA GPU
+    #[cfg(feature = "cuda")]
+    Cuda,
     /// The scalar definition of the model: slow, for reference
     Oracle,
 }
@@ -44,6 +59,8 @@ impl BackendName {
     pub fn name(self) -> &'static str {
         match self {
             BackendName::Cpu => "cpu",
+            #[cfg(feature = "cuda")]
+            BackendName::Cuda => "cuda",
             BackendName::Oracle => "oracle",
         }
     }
@@ -52,6 +69,8 @@ impl BackendName {
     pub fn reproducibility(self) -> Reproducibility {
         match self {
             BackendName::Cpu | BackendName::Oracle => Reproducibility::Bitwise,
+            #[cfg(feature = "cuda")]
+            BackendName::Cuda => Reproducibility::WithinClass,
         }
     }
 }
@@ -103,8 +122,27 @@ impl ModelOptions {
                 let options = Options { threads: self.threads(), ..Options::default() };
                 Ok(Box::new(Cpu::new(Arc::clone(model), kv, options, &mut |_, _| {})?))
             }
+            #[cfg(feature = "cuda")]
+            BackendName::Cuda => Ok(Box::new(cuda::CudaBackend::new(self.on_device(model)?, kv)?)),
             BackendName::Oracle => Ok(Box::new(Oracle::new(Arc::clone(model), kv, self.threads()))),
         }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl ModelOptions {
+    /// The model's weights on the GPU, brought there once.
+    fn on_device(&self, model: &Model) -> Result<&Arc<cuda::CudaModel>> {
+        if let Some(loaded) = self.loaded.get() {
+            return Ok(loaded);
+        }
+        let options = cuda::Options {
+            device: self.device,
+            deterministic: self.deterministic,
+            ..cuda::Options::default()
+        };
+        let loaded = cuda::CudaModel::load(model, options, &mut |_, _| {})?;
+        Ok(self.loaded.get_or_init(|| loaded))
     }
 }
 
