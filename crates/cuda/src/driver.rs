@@ -263,6 +263,37 @@ impl Drop for Pinned {
     }
 }
 
+/// How the copy engine of Hopper finds boxes of a row-major fp16 matrix; kernels take it by value.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct TensorMap(sys::CUtensorMap);
+
+impl TensorMap {
+    /// Boxes of 64 columns and `box_rows` rows of `[rows, cols]` at `address`, swizzled for wgmma; rows past the end
+    /// are zeros.
+    pub fn new(address: u64, rows: usize, cols: usize, box_rows: usize) -> Result<Self> {
+        let mut map = sys::CUtensorMap::default();
+        // SAFETY: the arrays have the two (or one) elements of the rank and are read during the call only.
+        unsafe {
+            driver!(cuTensorMapEncodeTiled(
+                &mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                2,
+                address as *mut c_void,
+                [cols as u64, rows as u64].as_ptr(),
+                [cols as u64 * 2].as_ptr(),
+                [64, box_rows as u32].as_ptr(),
+                [1, 1].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            ))?;
+        }
+        Ok(TensorMap(map))
+    }
+}
+
 /// A kernel of a loaded module.
 #[derive(Debug, Clone, Copy)]
 pub struct Function(sys::CUfunction);
