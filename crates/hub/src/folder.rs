@@ -32,8 +32,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens a folder and checks configuration, tokenizer and tensors against the registry entry. No weight is read,
-    /// save those of a head that a tied checkpoint carries all the same.
+    /// Opens a folder and checks configuration, tokenizer and tensors against the registry entry.
+    /// No weight is read, save those of a head that a tied checkpoint carries all the same.
     pub fn open(dir: &Path, checkpoint: &Checkpoint) -> Result<Self> {
         config::check(&dir.join("config.json"), &checkpoint.spec)?;
         let tokens = dir.join("tokenizer.json");

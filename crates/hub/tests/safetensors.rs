@@ -1,4 +1,5 @@
-//! Safetensors headers: what is sound is read, and what is not is refused with the reason and without a panic.
+//! Safetensors headers: what is sound is read, and what is not is refused with the reason and
+//! without a panic.
 
 use std::path::Path;
 
