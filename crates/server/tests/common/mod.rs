@@ -78,7 +78,7 @@ pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
     let address = server.address().expect("address");
     let (stop, stopped) = oneshot::channel();
     let load = move || {
-        let limits = Limits { tokens: 512, rows: 64, blocks, context: CONTEXT, vocab: 151_936 };
+        let limits = Limits { tokens: 512, rows: 64, blocks, context: CONTEXT, vocab: 151_936, queue: 1 };
         let backend = Box::new(Scripted::new(limits, script));
         let settings = Settings { max_running, token_budget: 512, context: CONTEXT };
         let tokenizer = Tokenizer::family();
