@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod chat;
 mod generate;
 mod inspect;
 mod ls;
@@ -33,6 +34,8 @@ struct Cli {
 enum Verb {
     /// Continues a text.
     Generate(generate::Args),
+    /// Talks with the model on the terminal.
+    Chat(chat::Args),
     /// Answers OpenAI's and Anthropic's APIs over HTTP, with a chat page.
     Serve(serve::Args),
     /// Prints the token ids of a text.
@@ -52,6 +55,7 @@ enum Verb {
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Generate(args) => generate::run(args),
+        Verb::Chat(args) => chat::run(args),
         Verb::Serve(args) => serve::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
         Verb::Render(args) => render::run(args),

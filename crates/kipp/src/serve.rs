@@ -94,8 +94,7 @@ impl Args {
     fn config(&self) -> Result<Config> {
         let mut api_keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
-            let text =
-                std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
             api_keys.extend(text.lines().map(|line| line.trim().to_owned()));
         }
         api_keys.retain(|key| !key.is_empty());
@@ -122,7 +121,8 @@ impl Args {
         let one = KvConfig::for_positions(context, kind).blocks;
         let most = one * usize::from(self.max_seqs);
         let each = KvConfig { blocks: 1, kind }.bytes(model.spec().layers);
-        let memory = self.kv_memory.map(|bytes| bytes as u64).or(free_memory().map(|free| free / 2));
+        let memory =
+            self.kv_memory.map(|bytes| bytes as u64).or(free_memory().map(|free| free / 2));
         let blocks = memory.map_or(4 * one, |bytes| (bytes / each) as usize);
         KvConfig { blocks: blocks.clamp(1, most), kind }
     }
