@@ -197,9 +197,9 @@ fn lp03_echo_scores_the_prompt() {
 
 #[test]
 fn ap01_usage_comes_last_and_only_if_asked_for() {
-    let server = serve(reply(ids(" red yellow")));
+    let server = serve(Box::new(|_| Some(2518)));
     for (path, prompt) in [
-        (COMPLETIONS, json!({"prompt": "Hello"})),
+        (COMPLETIONS, json!({"prompt": "Hello", "max_tokens": 3})),
         (CHAT, json!({"messages": [{"role": "user", "content": "Q"}], "max_tokens": 3})),
     ] {
         for options in

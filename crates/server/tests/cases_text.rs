@@ -248,7 +248,8 @@ fn tc05_a_call_that_is_cut_off_is_text() {
         body
     };
     let length = ids(cut).len();
-    let server = serve(chat_reply(ids(&format!("{cut}ments\": {{}}}}\n</tool_call>"))));
+    let said = pieces(&[cut, "ments\": {}}\n</tool_call>"]);
+    let server = serve(chat_reply(said));
     let (content, _, calls, finish) = chat_both(&server, &body(("max_tokens", length.into())));
     assert_eq!((content.as_str(), calls.len(), finish.as_str()), (cut, 0, "length"));
     let (content, _, calls, finish) = chat_both(&server, &body(("stop", "ments".into())));
