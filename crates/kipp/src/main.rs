@@ -6,6 +6,7 @@
 
 mod backends;
 mod bench;
+mod chat;
 mod doctor;
 mod generate;
 mod inspect;
@@ -36,6 +37,8 @@ struct Cli {
 enum Verb {
     /// Continues a text.
     Generate(generate::Args),
+    /// Talks with the model on the terminal.
+    Chat(chat::Args),
     /// Answers OpenAI's and Anthropic's APIs over HTTP, with a chat page.
     Serve(serve::Args),
     /// Prints the token ids of a text.
@@ -59,6 +62,7 @@ enum Verb {
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Generate(args) => generate::run(args),
+        Verb::Chat(args) => chat::run(args),
         Verb::Serve(args) => serve::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
         Verb::Render(args) => render::run(args),

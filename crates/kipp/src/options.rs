@@ -179,7 +179,7 @@ impl SamplingOptions {
 }
 
 /// A seed that differs from run to run: the standard library's hash keys are drawn from the system.
-fn random_seed() -> u64 {
+pub fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0)
 }

@@ -172,7 +172,8 @@ fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()> {
                 messages.push(Message::new(Role::Tool, content.transpose()?.unwrap_or_default()));
             }
             (other, _) => {
-                let expected = "text, tool_result of the user, or thinking or tool_use of the assistant";
+                let expected =
+                    "text, tool_result of the user, or thinking or tool_use of the assistant";
                 return Err(ApiError::field(&kind_at, expected, format!("{other:?}")));
             }
         }
@@ -217,9 +218,10 @@ struct Blocks {
 
 impl Blocks {
     fn object(&self, content: Vec<Value>) -> Value {
-        let (reason, stop) = self.end.as_ref().map_or((Value::Null, None), |end| {
-            (stop_reason(end).into(), end.stop_text.as_deref())
-        });
+        let (reason, stop) = self
+            .end
+            .as_ref()
+            .map_or((Value::Null, None), |end| (stop_reason(end).into(), end.stop_text.as_deref()));
         json!({
             "id": self.id,
             "type": "message",
@@ -306,7 +308,8 @@ impl Writer for Blocks {
         }
         for call in &step.calls {
             self.close(events);
-            let block = json!({"type": "tool_use", "id": call_id(), "name": call.name, "input": {}});
+            let block =
+                json!({"type": "tool_use", "id": call_id(), "name": call.name, "input": {}});
             self.ensure("tool_use", block, events);
             let delta = json!({"type": "input_json_delta", "partial_json": call.arguments});
             self.delta(delta, events);

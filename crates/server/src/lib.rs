@@ -7,8 +7,8 @@
 
 #![forbid(unsafe_code)]
 
-mod anthropic;
 mod answer;
+mod anthropic;
 mod app;
 mod chat;
 mod error;

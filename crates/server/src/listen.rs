@@ -133,12 +133,8 @@ impl Server {
             Ok(listener)
         };
         let listener = listen().map_err(|error| Error::Listen(address, error))?;
-        let app = App::new(
-            config.max_body,
-            config.request_timeout,
-            config.api_keys,
-            config.cors_origins,
-        );
+        let app =
+            App::new(config.max_body, config.request_timeout, config.api_keys, config.cors_origins);
         Ok(Server { listener, tls, app: Arc::new(app), max_connections: config.max_connections })
     }
 
@@ -224,7 +220,8 @@ impl Server {
 
 /// Reads the certificate and the key.
 fn acceptor(tls: &Tls) -> Result<TlsAcceptor, Error> {
-    let bad = |path: &PathBuf, why: &dyn fmt::Display| Error::Tls(format!("{}: {why}", path.display()));
+    let bad =
+        |path: &PathBuf, why: &dyn fmt::Display| Error::Tls(format!("{}: {why}", path.display()));
     let read = |path: &PathBuf| std::fs::read(path).map_err(|error| bad(path, &error));
     let pem = read(&tls.certificate)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();

@@ -363,12 +363,11 @@ impl Output {
     fn call(&mut self, call: &ToolCall, events: &mut Events) {
         self.close(events);
         let (id, call_id, index) = (new_id("fc_"), new_id("call_"), self.items.len());
-        let item = |arguments: &str, status| call_item(&id, &call_id, &call.name, arguments, status);
+        let item =
+            |arguments: &str, status| call_item(&id, &call_id, &call.name, arguments, status);
         let added = json!({"output_index": index, "item": item("", "in_progress")});
         self.emit("response.output_item.added", added, events);
-        let at = |key: &str| {
-            json!({"item_id": id, "output_index": index, "name": call.name, key: call.arguments})
-        };
+        let at = |key: &str| json!({"item_id": id, "output_index": index, "name": call.name, key: call.arguments});
         self.emit("response.function_call_arguments.delta", at("delta"), events);
         self.emit("response.function_call_arguments.done", at("arguments"), events);
         let whole = item(&call.arguments, "completed");

@@ -9,10 +9,11 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, StatusCode, Uri};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
-use axum::middleware;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body as _;
 use serde_json::json;
 
 use crate::app::{App, Engine};
@@ -78,14 +79,19 @@ impl Call {
 }
 
 async fn read_body(body: Body, limit: usize) -> Result<Bytes> {
+    let too_large = || {
+        let message = format!("body: expected at most {limit} bytes, found more");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    // A length that was announced is refused before anything is read.
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large());
+    }
     let whole = tokio::time::timeout(BODY_TIME, Limited::new(body, limit).collect()).await;
     let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
     match whole.map_err(late)? {
         Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => {
-            let message = format!("body: expected at most {limit} bytes, found more");
-            Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
-        }
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
         Err(error) => Err(ApiError::invalid(format!("body: {error}"))),
     }
 }

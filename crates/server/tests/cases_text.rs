@@ -109,9 +109,15 @@ fn with_tools(reply: &str) -> (String, Vec<(String, String)>, String) {
 #[test]
 fn ct01_thoughts_of_earlier_turns_are_left_out() {
     let server = serve(chat_reply(ids("hi")));
-    let tokens = |answer: Value| server.ok(CHAT, json!({"messages": [
-        {"role": "user", "content": "Q1"}, answer, {"role": "user", "content": "Q2"},
-    ]}))["usage"]["prompt_tokens"].clone();
+    let tokens = |answer: Value| {
+        server.ok(
+            CHAT,
+            json!({"messages": [
+                {"role": "user", "content": "Q1"}, answer, {"role": "user", "content": "Q2"},
+            ]}),
+        )["usage"]["prompt_tokens"]
+            .clone()
+    };
     let tagged = json!({"role": "assistant", "content": "<think>\nR1\n</think>\n\nA1"});
     assert_eq!(tokens(tagged), 24);
     assert_eq!(
@@ -123,7 +129,8 @@ fn ct01_thoughts_of_earlier_turns_are_left_out() {
 #[test]
 fn ct03_thinking_is_switched_and_routed() {
     let server = serve(chat_reply(ids("hi")));
-    let body = |kwargs: Value| json!({"messages": user("Q /no_think"), "chat_template_kwargs": kwargs});
+    let body =
+        |kwargs: Value| json!({"messages": user("Q /no_think"), "chat_template_kwargs": kwargs});
     let off = chat_both(&server, &body(json!({"enable_thinking": false})));
     assert_eq!((off.0.as_str(), off.1.as_str()), ("hi", ""));
     let prompt = |body: Value| server.ok(CHAT, body)["usage"]["prompt_tokens"].as_u64();
@@ -143,10 +150,18 @@ fn ct03_thinking_is_switched_and_routed() {
 #[test]
 fn ct06_content_may_be_missing_beside_calls() {
     let server = serve(chat_reply(ids("hi")));
-    let call = json!([{"type": "function", "id": "c1", "function": {"name": "f", "arguments": {}}}]);
-    let tokens = |assistant: Value| server.ok(CHAT, json!({"messages": [
-        {"role": "user", "content": "Q"}, assistant, {"role": "tool", "content": "ok"},
-    ]}))["usage"]["prompt_tokens"].as_u64().expect("a count");
+    let call =
+        json!([{"type": "function", "id": "c1", "function": {"name": "f", "arguments": {}}}]);
+    let tokens = |assistant: Value| {
+        server.ok(
+            CHAT,
+            json!({"messages": [
+                {"role": "user", "content": "Q"}, assistant, {"role": "tool", "content": "ok"},
+            ]}),
+        )["usage"]["prompt_tokens"]
+            .as_u64()
+            .expect("a count")
+    };
     let null = tokens(json!({"role": "assistant", "content": null, "tool_calls": call}));
     let absent = tokens(json!({"role": "assistant", "tool_calls": call}));
     let empty = tokens(json!({"role": "assistant", "content": "", "tool_calls": call}));
@@ -203,7 +218,8 @@ fn tc03_arguments_arrive_as_they_are() {
         ),
         ("{\"s\": \"Z\\u00fcrich \\\"q\\\" \\n\"}", json!({"s": "Zürich \"q\" \n"})),
     ] {
-        let call = format!("<tool_call>\n{{\"name\": \"g\", \"arguments\": {arguments}}}\n</tool_call>");
+        let call =
+            format!("<tool_call>\n{{\"name\": \"g\", \"arguments\": {arguments}}}\n</tool_call>");
         let (_, calls, _) = with_tools(&call);
         assert_eq!(calls[0].0, "g");
         assert_eq!(serde_json::from_str::<Value>(&calls[0].1).expect("JSON"), expected);
@@ -232,7 +248,8 @@ fn tc05_a_call_that_is_cut_off_is_text() {
         body
     };
     let length = ids(cut).len();
-    let server = serve(chat_reply(ids(&format!("{cut}ments\": {{}}}}\n</tool_call>"))));
+    let said = pieces(&[cut, "ments\": {}}\n</tool_call>"]);
+    let server = serve(chat_reply(said));
     let (content, _, calls, finish) = chat_both(&server, &body(("max_tokens", length.into())));
     assert_eq!((content.as_str(), calls.len(), finish.as_str()), (cut, 0, "length"));
     let (content, _, calls, finish) = chat_both(&server, &body(("stop", "ments".into())));
@@ -265,7 +282,14 @@ fn st01_a_stop_text_over_several_tokens() {
 fn st03_odd_stop_values() {
     let server = serve(reply(ids(" red yellow")));
     let body = |stop: Value| json!({"prompt": "Hello", "stop": stop, "temperature": 0});
-    for stop in [json!(""), json!([""]), json!(["a", ""]), json!(5), json!([1]), json!(["a", "b", "c", "d", "e"])] {
+    for stop in [
+        json!(""),
+        json!([""]),
+        json!(["a", ""]),
+        json!(5),
+        json!([1]),
+        json!(["a", "b", "c", "d", "e"]),
+    ] {
         assert!(server.refused(COMPLETIONS, body(stop)).contains("stop"));
     }
     for stop in [json!(null), json!([]), json!(["\n"]), json!("\n")] {

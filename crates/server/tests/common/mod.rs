@@ -17,12 +17,12 @@ use tokio::sync::oneshot;
 
 pub const IM_START: u32 = 151_644;
 pub const IM_END: u32 = 151_645;
-pub const END_OF_TEXT: u32 = 151_643;
 pub const CONTEXT: usize = 4096;
 
 /// What a server is started with.
 pub struct Setup {
     pub variant: Variant,
+    pub tokenizer: &'static Tokenizer,
     pub blocks: usize,
     pub max_running: usize,
     pub places: usize,
@@ -33,6 +33,7 @@ impl Default for Setup {
     fn default() -> Self {
         Setup {
             variant: Variant::Instruct,
+            tokenizer: Tokenizer::family(),
             blocks: 600,
             max_running: 16,
             places: 256,
@@ -73,21 +74,19 @@ pub fn serve(script: Box<Script>) -> Running {
 }
 
 pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
-    let Setup { variant, blocks, max_running, places, config } = setup;
+    let Setup { variant, tokenizer, blocks, max_running, places, config } = setup;
     let server = Server::bind(config).expect("bind");
     let address = server.address().expect("address");
     let (stop, stopped) = oneshot::channel();
     let load = move || {
-        let limits = Limits { tokens: 512, rows: 64, blocks, context: CONTEXT, vocab: 151_936, queue: 1 };
+        let vocabulary = tokenizer.vocabulary();
+        let vocab = vocabulary.rows();
+        let limits = Limits { tokens: 512, rows: 64, blocks, context: CONTEXT, vocab, queue: 1 };
         let backend = Box::new(Scripted::new(limits, script));
         let settings = Settings { max_running, token_budget: 512, context: CONTEXT };
-        let tokenizer = Tokenizer::family();
-        let engine = Engine::new(backend, tokenizer.vocabulary(), settings);
+        let engine = Engine::new(backend, vocabulary, settings);
         let (service, _) = Service::spawn(engine, places).map_err(|error| error.to_string())?;
-        let stops = match variant {
-            Variant::Base => vec![END_OF_TEXT],
-            _ => vec![IM_END, END_OF_TEXT],
-        };
+        let stops = variant.stops().iter().map(|&marker| vocabulary.id(marker)).collect();
         let card = Card { id: "scripted".into(), alias: None, variant, tokenizer, stops };
         Ok(Loaded { card, service })
     };
@@ -126,12 +125,19 @@ pub fn reply(reply: Vec<u32>) -> Box<Script> {
     Box::new(move |context| Some(reply.get(context.len() - 1).copied().unwrap_or(IM_END)))
 }
 
-/// Never ends: each token depends on all before it, so that any mix-up of contexts shows.
-pub fn digest() -> Box<Script> {
-    Box::new(|context| {
-        let mix = |hash: u64, &token: &u32| (hash ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
-        Some((context.iter().fold(7, mix) % 20_000) as u32 + 1000)
-    })
+/// What comes after a context where each token depends on all before it, so that any mix-up shows. Never
+/// an end, and within the small vocabulary.
+pub fn digest(context: &[u32]) -> u32 {
+    let mix = |hash: u64, &token: &u32| {
+        (hash ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23)
+    };
+    (context.iter().fold(7, mix) % 7000) as u32 + 1000
+}
+
+/// A server that says [`digest`], with kipp-tiny's tokenizer, whose small vocabulary makes it fast.
+pub fn serve_digest(setup: Setup) -> Running {
+    let setup = Setup { tokenizer: Tokenizer::tiny(), ..setup };
+    serve_with(Box::new(|context| Some(digest(context))), setup)
 }
 
 /// A response as it came.
@@ -202,7 +208,10 @@ impl Running {
     }
 
     pub fn get(&self, path: &str) -> Response {
-        self.raw(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())
+        self.raw(
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                .as_bytes(),
+        )
     }
 
     pub fn send(&self, path: &str, headers: &str, body: &[u8]) -> Response {
