@@ -5,7 +5,7 @@
 use model::RMS_EPSILON;
 
 use crate::memory::Shared;
-use crate::simd::{LANES, Simd, exp, largest, sum};
+use crate::simd::{LANES, Simd, exp};
 
 /// Inputs that share one activation scale.
 pub const WIDE: usize = 128;
@@ -133,7 +133,7 @@ pub unsafe fn quantise<S: Simd>(
             for i in (first..first + width).step_by(LANES) {
                 most = S::max(most, S::abs(S::load_f32(row.add(i))));
             }
-            let most = largest::<S>(most);
+            let most = S::largest(most);
             let scale = most / to.levels;
             let inverse = S::splat(if most > 0.0 { to.levels / most } else { 0.0 });
             *scales.add(block * len) = scale;
@@ -169,7 +169,7 @@ pub unsafe fn rms_norm<S: Simd>(x: *const f32, weight: *const f32, out: *mut f32
             let x = S::load_f32(x.add(i));
             squares = S::fma(x, x, squares);
         }
-        let mean = sum::<S>(squares) / cols as f32;
+        let mean = S::sum(squares) / cols as f32;
         let scale = S::splat(1.0 / (mean + RMS_EPSILON).sqrt());
         for i in (0..cols).step_by(LANES) {
             let scaled = S::mul(S::load_f32(x.add(i)), scale);

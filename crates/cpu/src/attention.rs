@@ -10,7 +10,7 @@ use model::{HEAD_DIM, KV_HEADS};
 
 use crate::kv::Kv;
 use crate::memory::Shared;
-use crate::simd::{LANES, Simd, exp, largest, sum};
+use crate::simd::{LANES, Simd, exp};
 
 /// Positions between two merges; a multiple of the block.
 pub const SPLIT: usize = 512;
@@ -190,12 +190,12 @@ unsafe fn weigh<S: Simd>(scores: &mut [f32], row: &mut [f32]) {
         let s = scores.as_mut_ptr();
         let (low, high) = (S::load_f32(s), S::load_f32(s.add(LANES)));
         let before = row[0];
-        let most = before.max(largest::<S>(S::max(low, high)));
+        let most = before.max(S::largest(S::max(low, high)));
         let shift = S::splat(most);
         let (low, high) = (exp::<S>(S::sub(low, shift)), exp::<S>(S::sub(high, shift)));
         S::store(low, s);
         S::store(high, s.add(LANES));
-        let added = sum::<S>(S::add(low, high));
+        let added = S::sum(S::add(low, high));
         if most > before {
             let keep = exp::<S>(S::splat(before - most));
             let weighted = row.as_mut_ptr().add(LANES);
@@ -273,6 +273,10 @@ unsafe fn multiply<S: Simd>(
         unsafe {
             let (a, c) = (a.add(row * a_stride), c.add(row * c_stride));
             row += match rows - row {
+                12.. if S::TILE.1 >= 12 => {
+                    tile::<S, 12>(a, a_stride, b, b_stride, c, c_stride, n, add);
+                    12
+                }
                 8.. if S::TILE.1 >= 8 => {
                     tile::<S, 8>(a, a_stride, b, b_stride, c, c_stride, n, add);
                     8

@@ -23,8 +23,10 @@ pub struct Kernels {
     pub append: unsafe fn(&Kv, &Append<'_>, token: usize),
     /// Packs one panel of a matrix.
     pub pack: unsafe fn(&Panels, Format, &model::Matrix, panel: usize),
-    /// Operations of the peak measurements.
+    /// Dot products of the peak measurement.
     pub dot_peak: unsafe fn(rounds: usize) -> i32,
+    /// Reads of the peak measurement.
+    pub read_peak: unsafe fn(*const i32, lines: usize) -> f32,
 }
 
 /// Compiles all kernels for a class, under its target features, into `KERNELS`.
@@ -84,6 +86,11 @@ macro_rules! kernels {
                 // SAFETY: the table's contract.
                 unsafe { peaks::dot_peak::<$class>(rounds) }
             }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn read_peak(from: *const i32, lines: usize) -> f32 {
+                // SAFETY: the table's contract.
+                unsafe { peaks::read_peak::<$class>(from, lines) }
+            }
             crate::kernels::Kernels {
                 tile_tokens: <$class as crate::simd::Simd>::TILE.1,
                 product,
@@ -93,6 +100,7 @@ macro_rules! kernels {
                 append,
                 pack,
                 dot_peak,
+                read_peak,
             }
         };
     };

@@ -135,6 +135,14 @@ impl Simd for Avx512 {
         unsafe { _mm512_abs_ps(x) }
     }
     #[inline(always)]
+    unsafe fn sum(x: __m512) -> f32 {
+        unsafe { _mm512_reduce_add_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn largest(x: __m512) -> f32 {
+        unsafe { _mm512_reduce_max_ps(x) }
+    }
+    #[inline(always)]
     unsafe fn pow2(n: __m512i) -> __m512 {
         unsafe {
             let biased = _mm512_add_epi32(n, _mm512_set1_epi32(127));
