@@ -74,6 +74,33 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
+/// What a request has to keep to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Positions it may have, prompt and answer together.
+    pub context: usize,
+    /// Rows of the vocabulary.
+    pub vocab: usize,
+}
+
+impl Bounds {
+    /// Says what keeps a request from being answered, if anything does.
+    pub fn check(&self, request: &Request) -> Result<(), Refusal> {
+        let prompt = request.prompt.len();
+        if prompt == 0 {
+            return Err(Refusal::Empty);
+        }
+        if prompt >= self.context {
+            return Err(Refusal::TooLong { prompt, context: self.context });
+        }
+        let vocab = self.vocab;
+        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocab) {
+            return Err(Refusal::Token { id, vocab });
+        }
+        request.sampling.check().map_err(Refusal::Sampling)
+    }
+}
+
 /// How full the engine is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
@@ -150,21 +177,15 @@ impl Engine {
         self.settings.context
     }
 
+    /// What a request has to keep to.
+    pub fn bounds(&self) -> Bounds {
+        Bounds { context: self.settings.context, vocab: self.limits.vocab }
+    }
+
     /// Takes a request, or says why not; a refused request sends no event.
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, Refusal> {
-        let prompt = request.prompt.len();
-        if prompt == 0 {
-            return Err(Refusal::Empty);
-        }
-        if prompt >= self.settings.context {
-            return Err(Refusal::TooLong { prompt, context: self.settings.context });
-        }
-        let vocab = self.limits.vocab;
-        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocab) {
-            return Err(Refusal::Token { id, vocab });
-        }
-        request.sampling.check().map_err(Refusal::Sampling)?;
-        request.max_tokens = request.max_tokens.min(self.settings.context - prompt);
+        self.bounds().check(&request)?;
+        request.max_tokens = request.max_tokens.min(self.settings.context - request.prompt.len());
         self.next_id += 1;
         let id = RequestId(self.next_id);
         self.waiting.push_back(Job::new(id, request, self.vocabulary));

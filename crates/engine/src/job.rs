@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use model::Vocabulary;
-use text::{Decoder, StopMatcher};
+use text::{Decoder, StopStrings};
 
 use crate::batch::{Answer, Batch, Choice, Output, Row, Want};
 use crate::engine::RequestId;
@@ -22,7 +22,9 @@ pub struct Job {
     prompt: usize,
     usage: Usage,
     decoder: Decoder,
-    stops: StopMatcher,
+    stops: StopStrings,
+    /// The stop text that ended the answer; nothing leaves any more.
+    stopped: Option<String>,
     prompt_scores: Vec<Choice>,
     /// What the submitted batches hold of the job, oldest first.
     planned: VecDeque<Planned>,
@@ -76,7 +78,8 @@ impl Job {
             usage: Usage { prompt: prompt.len(), ..Usage::default() },
             sequence: Sequence::new(prompt),
             decoder: Decoder::new(vocabulary, true),
-            stops: StopMatcher::new(&request.stop_texts),
+            stops: StopStrings::new(request.stop_texts.iter().cloned()),
+            stopped: None,
             prompt_scores: Vec::new(),
             planned: VecDeque::new(),
             outbox: VecDeque::new(),
@@ -306,11 +309,11 @@ impl Job {
         }
         self.usage.generated += 1;
         self.sequence.append(&[token]);
-        let mut text = String::new();
-        self.decoder.push(token, &mut text);
-        let text = self.stops.push(&text);
+        let (mut decoded, mut text) = (String::new(), String::new());
+        self.decoder.push(token, &mut decoded);
+        self.stopped = self.stops.push(&decoded, &mut text).map(str::to_owned);
         self.outbox.push_back(Event::Token(Token { choice, text }));
-        if self.stops.matched() {
+        if self.stopped.is_some() {
             self.finish(FinishReason::Stop);
         } else if self.usage.generated == self.request.max_tokens {
             self.finish(FinishReason::Length);
@@ -318,14 +321,22 @@ impl Job {
     }
 
     /// Ends the job; text that was held back leaves with the last event.
-    pub fn finish(&mut self, reason: FinishReason) {
+    pub fn finish(&mut self, mut reason: FinishReason) {
         if self.is_over() {
             return;
         }
         let mut text = String::new();
-        if !self.stops.matched() {
-            self.decoder.finish(&mut text);
-            text = self.stops.push(&text) + &self.stops.finish();
+        if self.stopped.is_none() {
+            let mut decoded = String::new();
+            self.decoder.finish(&mut decoded);
+            self.stopped = self.stops.push(&decoded, &mut text).map(str::to_owned);
+            if self.stopped.is_none() {
+                self.stopped = self.stops.finish(&mut text).map(str::to_owned);
+            }
+            // A stop text that gave way to an earlier beginning counts, now that nothing follows.
+            if self.stopped.is_some() && reason == FinishReason::Length {
+                reason = FinishReason::Stop;
+            }
         }
         let between = |a: Option<Instant>, b: Option<Instant>| match (a, b) {
             (Some(a), Some(b)) => b.saturating_duration_since(a),
@@ -339,6 +350,7 @@ impl Job {
         self.outbox.push_back(Event::Finished(Finished {
             reason,
             text,
+            stop_text: self.stopped.take(),
             usage: self.usage,
             timings,
         }));
@@ -359,7 +371,7 @@ impl Job {
             match self.request.sink.send(event) {
                 Ok(()) => {}
                 Err(SinkError::Full(event)) => {
-                    self.outbox.push_front(event);
+                    self.outbox.push_front(*event);
                     return;
                 }
                 Err(SinkError::Closed) => {

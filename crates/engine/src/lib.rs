@@ -15,13 +15,15 @@ pub mod rope;
 pub mod sampling;
 pub mod scripted;
 pub mod sequence;
+pub mod service;
 
 pub use backend::{Backend, BackendError, KvConfig, KvKind, Limits};
 pub use batch::{Answer, Batch, Choice, Input, Output, Row, Want};
-pub use engine::{Engine, Load, Refusal, RequestId, Settings};
+pub use engine::{Bounds, Engine, Load, Refusal, RequestId, Settings};
 pub use kv::KvPool;
 pub use oracle::Oracle;
 pub use request::{Event, FinishReason, Finished, Request};
 pub use sampling::{Sample, Sampler, SamplingParams};
 pub use scripted::Scripted;
 pub use sequence::Sequence;
+pub use service::{Service, SubmitError};

@@ -75,7 +75,7 @@ pub trait Sink: Send {
 #[derive(Debug)]
 pub enum SinkError {
     /// The reader is slow: the event comes back, and the request waits until the sink takes it.
-    Full(Event),
+    Full(Box<Event>),
     /// Nobody reads any more: the request is cancelled.
     Closed,
 }
@@ -83,7 +83,7 @@ pub enum SinkError {
 impl Sink for SyncSender<Event> {
     fn send(&mut self, event: Event) -> Result<(), SinkError> {
         self.try_send(event).map_err(|e| match e {
-            TrySendError::Full(event) => SinkError::Full(event),
+            TrySendError::Full(event) => SinkError::Full(Box::new(event)),
             TrySendError::Disconnected(_) => SinkError::Closed,
         })
     }
@@ -117,6 +117,8 @@ pub struct Finished {
     pub reason: FinishReason,
     /// Text that was held back and may leave after all.
     pub text: String,
+    /// The stop text that ended it, if one did.
+    pub stop_text: Option<String>,
     /// Counts.
     pub usage: Usage,
     /// Times.

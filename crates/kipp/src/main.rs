@@ -4,15 +4,21 @@
 
 #![forbid(unsafe_code)]
 
+mod backends;
+mod bench;
+mod doctor;
 mod generate;
 mod inspect;
 mod ls;
+mod machine;
 mod options;
 mod output;
 mod ppl;
 mod render;
+mod serve;
 mod store;
 mod tokenize;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -30,6 +36,8 @@ struct Cli {
 enum Verb {
     /// Continues a text.
     Generate(generate::Args),
+    /// Answers OpenAI's and Anthropic's APIs over HTTP, with a chat page.
+    Serve(serve::Args),
     /// Prints the token ids of a text.
     Tokenize(tokenize::Args),
     /// Prints the prompt text of a chat request.
@@ -38,18 +46,28 @@ enum Verb {
     Inspect(inspect::Args),
     /// Lists the checkpoints that kipp runs and which of them are here.
     Ls(ls::Args),
+    /// Says what this machine has and what fits on it.
+    Doctor(doctor::Args),
     /// Measures the perplexity of a text.
     Ppl(ppl::Args),
+    /// Measures how fast a backend reads prompts and generates.
+    Bench(bench::Args),
+    /// Checks a backend against the scalar oracle on this machine.
+    Verify(verify::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Generate(args) => generate::run(args),
+        Verb::Serve(args) => serve::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
         Verb::Render(args) => render::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
+        Verb::Doctor(args) => doctor::run(args),
         Verb::Ppl(args) => ppl::run(args),
+        Verb::Bench(args) => bench::run(args),
+        Verb::Verify(args) => verify::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

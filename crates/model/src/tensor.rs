@@ -64,16 +64,46 @@ impl fmt::Display for TensorType {
 /// A byte range that keeps its owner (a mapping, a buffer or the binary itself) alive.
 #[derive(Clone)]
 pub struct Bytes {
-    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    owner: Arc<dyn Owner>,
     start: usize,
     len: usize,
+}
+
+/// What holds the bytes.
+pub(crate) trait Owner: Send + Sync {
+    /// All of them.
+    fn bytes(&self) -> &[u8];
+
+    /// Gives back the memory of a range that can be read again from elsewhere.
+    fn release(&self, range: Range<usize>) {
+        let _ = range;
+    }
+}
+
+/// An owner with nothing to give back.
+struct Kept<T>(T);
+
+impl<T: AsRef<[u8]> + Send + Sync> Owner for Kept<T> {
+    fn bytes(&self) -> &[u8] {
+        self.0.as_ref()
+    }
 }
 
 impl Bytes {
     /// All bytes of an owner.
     pub fn new(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
-        let len = owner.as_ref().len();
+        Self::owned(Kept(owner))
+    }
+
+    pub(crate) fn owned(owner: impl Owner + 'static) -> Self {
+        let len = owner.bytes().len();
         Self { owner: Arc::new(owner), start: 0, len }
+    }
+
+    /// Gives back the pages of a mapped file; they are read again when they are looked at. Bytes that
+    /// live nowhere else stay.
+    pub fn release(&self) {
+        self.owner.release(self.start..self.start + self.len);
     }
 
     /// A part of these bytes with the same owner; `None` if it is not inside.
@@ -91,7 +121,7 @@ impl Deref for Bytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &(*self.owner).as_ref()[self.start..self.start + self.len]
+        &self.owner.bytes()[self.start..self.start + self.len]
     }
 }
 
@@ -143,6 +173,11 @@ impl Matrix {
     pub fn row_bytes(&self, row: usize) -> &[u8] {
         let len = self.ty.row_bytes(self.cols);
         &self.bytes[row * len..(row + 1) * len]
+    }
+
+    /// Gives back the pages of a mapped file, for a backend that has made its own copy.
+    pub fn release(&self) {
+        self.bytes.release();
     }
 
     /// Decodes one row into `out`, `[cols]`.

@@ -6,8 +6,8 @@ use std::time::Instant;
 use text::{Special, Tokenizer};
 
 fn main() {
-    let arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
-    let Some(path) = arguments.last() else { return };
+    let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
+    let Some(path) = arguments.next_back() else { return };
     let text = std::fs::read_to_string(path).expect("the file holds UTF-8");
     let start = Instant::now();
     let tokenizer = Tokenizer::family();

@@ -9,11 +9,16 @@ mod error;
 pub mod json;
 mod nfc;
 mod split;
-mod stop;
+pub mod stop;
+mod tag;
+pub mod thinking;
 pub mod tokenizer;
+pub mod tool_calls;
 
 pub use chat::{Conversation, Ending, Message, Prompt, Role};
 pub use decode::Decoder;
 pub use error::Error;
-pub use stop::StopMatcher;
+pub use stop::StopStrings;
+pub use thinking::Thinking;
 pub use tokenizer::{Special, Tokenizer};
+pub use tool_calls::ToolCalls;

@@ -1,53 +1,58 @@
-//! Stop texts in a stream.
+//! Stop strings: an answer ends before the first of them, however tokens cut it.
 
-/// Passes a stream of text through until one of the stop texts is complete. Text that could still grow
-/// into one is held back; of several that are complete at once, the one that begins first counts.
+/// Finds the earliest of some stop strings in a stream of text.
+///
+/// Of the text, what could still be the beginning of a stop string is held back and the rest let
+/// through at once. The string that starts first wins, also when another one is complete before it,
+/// so a stream ends where a search in the whole text would end it.
 #[derive(Debug, Clone)]
-pub struct StopMatcher {
+pub struct StopStrings {
     stops: Vec<String>,
     held: String,
-    matched: bool,
 }
 
-impl StopMatcher {
-    /// A matcher for these texts; empty ones are ignored.
-    pub fn new(stops: &[String]) -> Self {
-        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
-        StopMatcher { stops, held: String::new(), matched: false }
+impl StopStrings {
+    /// Watches for these strings. An empty one occurs everywhere and is left out.
+    pub fn new(stops: impl IntoIterator<Item = String>) -> Self {
+        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
+        Self { stops, held: String::new() }
     }
 
-    /// Whether a stop text was seen; nothing leaves any more.
-    pub fn matched(&self) -> bool {
-        self.matched
-    }
-
-    /// Takes more text and returns what may leave.
-    pub fn push(&mut self, text: &str) -> String {
-        if self.matched {
-            return String::new();
+    /// Takes the next text and appends to `out` what may leave. Returns the stop string that ends the
+    /// answer, if it is decided; nothing more may be pushed then.
+    pub fn push(&mut self, text: &str, out: &mut String) -> Option<&str> {
+        if self.stops.is_empty() {
+            out.push_str(text);
+            return None;
         }
         self.held.push_str(text);
-        let begin = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        self.matched = begin.is_some();
-        let leave = begin.unwrap_or_else(|| self.held.len() - self.unfinished());
-        let kept = self.held.split_off(leave);
-        std::mem::replace(&mut self.held, kept)
+        let undecided = |rest: &str| self.stops.iter().any(|stop| stop.starts_with(rest));
+        let positions = self.held.char_indices().map(|(at, _)| at);
+        let found = positions.into_iter().find_map(|at| {
+            let rest = &self.held[at..];
+            let stop = self.complete(rest);
+            (stop.is_some() || undecided(rest)).then_some((at, stop))
+        });
+        let (at, stop) = found.unwrap_or((self.held.len(), None));
+        out.push_str(&self.held[..at]);
+        self.held.drain(..at);
+        stop.map(|i| self.stops[i].as_str())
     }
 
-    /// Ends the stream and returns what was held back, unless a stop text was seen.
-    pub fn finish(&mut self) -> String {
+    /// Ends the answer. What was held back for a string that never came leaves; a complete one that
+    /// gave way to an earlier beginning now counts.
+    pub fn finish(&mut self, out: &mut String) -> Option<&str> {
         let held = std::mem::take(&mut self.held);
-        if self.matched { String::new() } else { held }
+        let mut positions = held.char_indices().map(|(at, _)| at);
+        let found = positions.find_map(|at| Some((at, self.complete(&held[at..])?)));
+        let (at, stop) = found.map_or((held.len(), None), |(at, stop)| (at, Some(stop)));
+        out.push_str(&held[..at]);
+        stop.map(|i| self.stops[i].as_str())
     }
 
-    /// Length of the longest end of the held text that begins a stop text.
-    fn unfinished(&self) -> usize {
-        let begins = |stop: &String| {
-            let longest = (stop.len() - 1).min(self.held.len());
-            (1..=longest).rev().find(|&len| {
-                stop.as_bytes().starts_with(&self.held.as_bytes()[self.held.len() - len..])
-            })
-        };
-        self.stops.iter().filter_map(begins).max().unwrap_or(0)
+    /// The shortest stop string at the start of `text`, by its index.
+    fn complete(&self, text: &str) -> Option<usize> {
+        let complete = (0..self.stops.len()).filter(|&i| text.starts_with(&self.stops[i]));
+        complete.min_by_key(|&i| self.stops[i].len())
     }
 }

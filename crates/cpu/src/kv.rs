@@ -1,0 +1,250 @@
+//! The KV cache: blocks of 32 positions, addressed through block tables.
+//!
+//! Within a layer, block and KV head, keys lie `[128][32 positions]`, so that a vector holds 16
+//! positions, and values `[32 positions][128]`, so that a vector holds 16 elements of the result.
+
+use engine::batch::BLOCK;
+use engine::rope::Rotation;
+use engine::{KvConfig, KvKind};
+use model::{HEAD_DIM, KV_HEADS};
+
+use crate::activations::rms_norm;
+use crate::memory::Shared;
+use crate::simd::{LANES, Simd, largest};
+
+/// Elements of the keys, or of the values, of one head in one block.
+const HALF: usize = HEAD_DIM * BLOCK;
+
+/// The cache of all layers.
+pub struct Kv {
+    layers: usize,
+    blocks: usize,
+    store: Store,
+}
+
+/// Elements `[layers, blocks, 8 heads, keys then values]`.
+enum Store {
+    Bf16(Shared<u16>),
+    /// Signed bytes, and scales `[layers, blocks, 8 heads, 32 of keys then 32 of values]`.
+    Q8(Shared<i8>, Shared<f32>),
+}
+
+/// What QK-norm, RoPE and the append of one layer need.
+pub struct Append<'a> {
+    /// Index of the layer.
+    pub layer: usize,
+    /// `[tokens, q, k and v]`: queries are normalised, turned and scaled in place.
+    pub qkv: *mut f32,
+    /// Width of a row of `qkv`.
+    pub stride: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// `[128]`
+    pub q_norm: &'a [f32],
+    /// `[128]`
+    pub k_norm: &'a [f32],
+    /// One a token.
+    pub rotations: &'a [Rotation],
+    /// Block and slot of each token.
+    pub slots: &'a [(u32, u32)],
+}
+
+// SAFETY: threads work on disjoint tokens through `qkv`.
+unsafe impl Sync for Append<'_> {}
+
+impl Kv {
+    /// An empty cache.
+    pub fn new(layers: usize, config: KvConfig) -> Self {
+        let heads = layers * config.blocks * KV_HEADS;
+        let store = match config.kind {
+            KvKind::Bf16 => Store::Bf16(Shared::new(heads * 2 * HALF)),
+            KvKind::Q8_0 => {
+                Store::Q8(Shared::new(heads * 2 * HALF), Shared::new(heads * 2 * BLOCK))
+            }
+        };
+        Kv { layers, blocks: config.blocks, store }
+    }
+
+    /// Blocks of a layer.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Bytes that hold keys and values.
+    pub fn bytes(&self) -> usize {
+        match &self.store {
+            Store::Bf16(x) => x.bytes(),
+            Store::Q8(x, scales) => x.bytes() + scales.bytes(),
+        }
+    }
+
+    fn head(&self, layer: usize, block: u32, head: usize) -> usize {
+        (layer * self.blocks + block as usize) * KV_HEADS + head
+    }
+
+    /// Duplicates a block in every layer.
+    pub fn copy_block(&mut self, from: u32, to: u32) {
+        fn copy<T: Copy>(x: &Shared<T>, from: usize, to: usize, count: usize) {
+            // SAFETY: both blocks exist, and `&mut self` keeps every other access away.
+            unsafe { std::ptr::copy(x.at(from), x.at(to), count) };
+        }
+        for layer in 0..self.layers {
+            let (from, to) = (self.head(layer, from, 0), self.head(layer, to, 0));
+            let per_head = 2 * HALF;
+            match &self.store {
+                Store::Bf16(x) => copy(x, from * per_head, to * per_head, KV_HEADS * per_head),
+                Store::Q8(x, scales) => {
+                    copy(x, from * per_head, to * per_head, KV_HEADS * per_head);
+                    let per_head = 2 * BLOCK;
+                    copy(scales, from * per_head, to * per_head, KV_HEADS * per_head);
+                }
+            }
+        }
+    }
+
+    /// Decodes the first `count` positions of a block: `keys` as `[128][32]`, `values` as `[32][128]`.
+    /// What lies behind them is left as it was in `keys` and zero in `values`.
+    ///
+    /// # Safety
+    /// The block exists and is not being written, the outputs hold 4,096 elements each, and the
+    /// machine has the class's features.
+    #[inline(always)]
+    pub unsafe fn decode<S: Simd>(
+        &self,
+        layer: usize,
+        block: u32,
+        head: usize,
+        count: usize,
+        keys: *mut f32,
+        values: *mut f32,
+    ) {
+        let head = self.head(layer, block, head);
+        // SAFETY: the caller's.
+        unsafe {
+            match &self.store {
+                Store::Bf16(x) => {
+                    let x = x.at(head * 2 * HALF).cast_const();
+                    for i in (0..HALF).step_by(LANES) {
+                        S::store(S::load_bf16(x.add(i)), keys.add(i));
+                    }
+                    for i in (0..count * HEAD_DIM).step_by(LANES) {
+                        S::store(S::load_bf16(x.add(HALF + i)), values.add(i));
+                    }
+                }
+                Store::Q8(x, scales) => {
+                    let x = x.at(head * 2 * HALF).cast_const();
+                    let scales = scales.at(head * 2 * BLOCK).cast_const();
+                    for half in [0, LANES] {
+                        let scale = S::load_f32(scales.add(half));
+                        for d in 0..HEAD_DIM {
+                            let i = d * BLOCK + half;
+                            S::store(S::mul(S::load_i8(x.add(i)), scale), keys.add(i));
+                        }
+                    }
+                    for position in 0..count {
+                        let scale = S::splat(*scales.add(BLOCK + position));
+                        for d in (0..HEAD_DIM).step_by(LANES) {
+                            let i = position * HEAD_DIM + d;
+                            S::store(S::mul(S::load_i8(x.add(HALF + i)), scale), values.add(i));
+                        }
+                    }
+                }
+            }
+            values.add(count * HEAD_DIM).write_bytes(0, HALF - count * HEAD_DIM);
+        }
+    }
+
+    /// Stores one head's key and value at a slot.
+    ///
+    /// # Safety
+    /// As [`append`].
+    #[inline(always)]
+    unsafe fn store<S: Simd>(&self, head: usize, slot: usize, key: *const f32, value: *const f32) {
+        // SAFETY: the caller's.
+        unsafe {
+            match &self.store {
+                Store::Bf16(x) => {
+                    let x = x.at(head * 2 * HALF);
+                    for d in 0..HEAD_DIM {
+                        *x.add(d * BLOCK + slot) = model::float::f32_to_bf16(*key.add(d));
+                        *x.add(HALF + slot * HEAD_DIM + d) =
+                            model::float::f32_to_bf16(*value.add(d));
+                    }
+                }
+                Store::Q8(x, scales) => {
+                    let x = x.at(head * 2 * HALF);
+                    let scales = scales.at(head * 2 * BLOCK);
+                    let mut code = [0i8; HEAD_DIM];
+                    *scales.add(slot) = quantise::<S>(key, &mut code);
+                    for (d, &code) in code.iter().enumerate() {
+                        *x.add(d * BLOCK + slot) = code;
+                    }
+                    *scales.add(BLOCK + slot) = quantise::<S>(value, &mut code);
+                    for (d, &code) in code.iter().enumerate() {
+                        *x.add(HALF + slot * HEAD_DIM + d) = code;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Codes of a head row and its scale, the largest magnitude over 127.
+///
+/// # Safety
+/// `x` holds 128 elements and the machine has the class's features.
+#[inline(always)]
+unsafe fn quantise<S: Simd>(x: *const f32, codes: &mut [i8; HEAD_DIM]) -> f32 {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut most = S::splat(0.0);
+        for d in (0..HEAD_DIM).step_by(LANES) {
+            most = S::max(most, S::abs(S::load_f32(x.add(d))));
+        }
+        let scale = largest::<S>(most) / 127.0;
+        let inverse = S::splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
+        for d in (0..HEAD_DIM).step_by(LANES) {
+            let mut wide = [0i32; LANES];
+            S::store_i(S::to_i32(S::mul(S::load_f32(x.add(d)), inverse)), wide.as_mut_ptr());
+            for (code, wide) in codes[d..].iter_mut().zip(wide) {
+                *code = wide as i8;
+            }
+        }
+        scale
+    }
+}
+
+/// QK-norm and RoPE of one token; its queries stay in `qkv`, scaled by 1 / sqrt(128), its keys and
+/// values go into the cache.
+///
+/// # Safety
+/// `qkv` holds the token, no other thread touches it or its slot, and the machine has the class's
+/// features.
+#[inline(always)]
+pub unsafe fn append<S: Simd>(kv: &Kv, job: &Append<'_>, token: usize) {
+    let scale = 1.0 / (HEAD_DIM as f32).sqrt();
+    let rotation = &job.rotations[token];
+    let (block, slot) = job.slots[token];
+    let mut head = [0.0f32; HEAD_DIM];
+    // SAFETY: the caller's.
+    unsafe {
+        let row = job.qkv.add(token * job.stride);
+        for q in 0..job.heads {
+            let x = row.add(q * HEAD_DIM);
+            rms_norm::<S>(x, job.q_norm.as_ptr(), head.as_mut_ptr(), HEAD_DIM);
+            rotation.apply(&mut head);
+            for (d, value) in head.iter().enumerate() {
+                *x.add(d) = value * scale;
+            }
+        }
+        let keys = row.add(job.heads * HEAD_DIM);
+        let values = keys.add(KV_HEADS * HEAD_DIM);
+        for h in 0..KV_HEADS {
+            let x = keys.add(h * HEAD_DIM);
+            rms_norm::<S>(x, job.k_norm.as_ptr(), head.as_mut_ptr(), HEAD_DIM);
+            rotation.apply(&mut head);
+            let at = kv.head(job.layer, block, h);
+            kv.store::<S>(at, slot as usize, head.as_ptr(), values.add(h * HEAD_DIM));
+        }
+    }
+}

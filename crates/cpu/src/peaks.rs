@@ -1,0 +1,95 @@
+//! What this machine can do at most: the figures that the backend's speed is held against.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use crate::memory::Shared;
+use crate::pool::Pool;
+use crate::simd::{Class, Simd};
+
+/// Accumulators of the peak loop: enough to hide the latency of two units.
+const CHAINS: usize = 16;
+
+/// Rates of a number of threads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Peaks {
+    /// Bytes a second that all threads together read from memory.
+    pub read: f64,
+    /// Multiplications and additions a second of the class's i16 dot product.
+    pub dot: f64,
+}
+
+/// Measures both in about half a second.
+pub fn measure(class: Class, threads: usize) -> std::io::Result<Peaks> {
+    let mut pool = Pool::new(threads)?;
+    let kernels = class.kernels().ok_or_else(|| std::io::Error::other("class not available"))?;
+    let rounds = 1 << 16;
+    let seconds = best_of(8, || {
+        pool.run(&|_, _| {
+            // SAFETY: the machine has the class.
+            black_box(unsafe { (kernels.dot_peak)(rounds) });
+        });
+    });
+    let products = rounds * CHAINS * 2 * crate::simd::LANES;
+    let dot = (2 * products * pool.threads()) as f64 / seconds;
+
+    let bytes = 512 << 20;
+    let buffer = Shared::<u64>::new(bytes / 8);
+    let read = |thread: usize, threads: usize| {
+        let words = bytes / 8;
+        let (start, end) = (words * thread / threads, words * (thread + 1) / threads);
+        // SAFETY: inside the buffer, which nobody writes now.
+        let words = unsafe { std::slice::from_raw_parts(buffer.at(start), end - start) };
+        let mut sums = [0u64; 32];
+        for chunk in words.chunks_exact(32) {
+            for (sum, word) in sums.iter_mut().zip(chunk) {
+                *sum ^= word;
+            }
+        }
+        sums.iter().fold(0, |a, b| a ^ b)
+    };
+    // SAFETY: nobody else has the buffer; written so that its pages exist.
+    unsafe { buffer.at(0).write_bytes(1, bytes / 8) };
+    let seconds = best_of(6, || {
+        pool.run(&|thread, team| {
+            black_box(read(thread, team.threads()));
+        });
+    });
+    Ok(Peaks { read: bytes as f64 / seconds, dot })
+}
+
+fn best_of(times: usize, mut run: impl FnMut()) -> f64 {
+    let mut best = f64::INFINITY;
+    for _ in 0..times {
+        let start = Instant::now();
+        run();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+/// Independent chains of dot products.
+///
+/// # Safety
+/// The machine has the class's features.
+#[inline(always)]
+pub unsafe fn dot_peak<S: Simd>(rounds: usize) -> i32 {
+    // SAFETY: the caller's.
+    unsafe {
+        let w = S::splat_i(black_box(0x0003_0005));
+        let mut sums = [S::splat_i(0); CHAINS];
+        for _ in 0..rounds {
+            let a = black_box(7);
+            for sum in &mut sums {
+                *sum = S::dot(*sum, w, a);
+            }
+        }
+        let mut total = 0i32;
+        for sum in sums {
+            let mut lanes = [0i32; crate::simd::LANES];
+            S::store_i(sum, lanes.as_mut_ptr());
+            total = lanes.iter().fold(total, |a, b| a.wrapping_add(*b));
+        }
+        total
+    }
+}

@@ -1,0 +1,82 @@
+//! The engine's gates on every instruction class of this machine.
+
+use std::sync::Arc;
+
+use cpu::{Class, Cpu, Options};
+use engine::conformance::{GATES, Reproducibility, Rig, Subject};
+use model::{Model, Scheme, Spec};
+
+/// Widths that are multiples of 32 and of nothing larger, five query heads a KV head, and a vocabulary
+/// that fills no panel.
+const RAGGED: Spec = Spec {
+    layers: 2,
+    hidden: 160,
+    ffn: 352,
+    heads: 40,
+    vocab: 331,
+    context: 2048,
+    theta: 1e6,
+    tied: false,
+};
+
+fn gates(model: &Arc<Model>, options: Options, bound: f64, seed: u64) {
+    let mut make = |kv| {
+        let cpu = Cpu::new(Arc::clone(model), kv, options, &mut |_, _| ())?;
+        Ok(Box::new(cpu) as Box<_>)
+    };
+    let mut rig = Rig::new(Subject {
+        model: Arc::clone(model),
+        make: &mut make,
+        reproducibility: Reproducibility::Bitwise,
+        bound,
+        threads: 2,
+        seed,
+    });
+    for gate in GATES {
+        let finding = (gate.run)(&mut rig).expect(gate.name);
+        println!(
+            "{:?} {:?} {:<14} {:>9.2e} {} ({})",
+            options.class, model.scheme, gate.name, finding.figure, finding.unit, finding.detail
+        );
+        assert!(finding.holds(), "{}: {finding:?}", gate.name);
+    }
+}
+
+/// Runs the gates for every scheme, if this machine has the class.
+fn class_passes(class: Class) {
+    if !Class::available().contains(&class) {
+        println!("{class:?}: not on this machine");
+        return;
+    }
+    for (i, scheme) in
+        [Scheme::Bf16, Scheme::Q8_0, Scheme::Q4_1, Scheme::Q4_0].into_iter().enumerate()
+    {
+        let model = Model::synthetic(RAGGED, (scheme, Scheme::Q8_0), 1).expect("synthetic");
+        gates(&Arc::new(model), Options { threads: 1 + i % 3, class }, 1e-5, 11 + i as u64);
+    }
+}
+
+#[test]
+fn avx512() {
+    class_passes(Class::Avx512);
+}
+
+#[test]
+fn avx2_vnni() {
+    class_passes(Class::Avx2Vnni);
+}
+
+#[test]
+fn avx2() {
+    class_passes(Class::Avx2);
+}
+
+#[test]
+fn neon() {
+    class_passes(Class::Neon);
+}
+
+#[test]
+fn portable() {
+    class_passes(Class::Portable);
+}

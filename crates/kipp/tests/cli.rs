@@ -1,0 +1,223 @@
+//! The program as a user meets it: arguments, streams and exit status.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn kipp(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kipp"));
+    command.args(args).env("KIPP_MODELS", empty_folder());
+    command
+}
+
+/// A models' folder with nothing in it.
+fn empty_folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("no-models")
+}
+
+fn run(args: &[&str], input: &[u8]) -> Output {
+    let mut child = kipp(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("kipp starts");
+    // A program that needs no input may be gone before it is written.
+    let _ = child.stdin.take().expect("piped").write_all(input);
+    child.wait_with_output().expect("kipp ends")
+}
+
+fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).expect("UTF-8")
+}
+
+fn stderr(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).expect("UTF-8")
+}
+
+#[test]
+fn tells_the_reference_story() {
+    let args = ["generate", "--prompt", "Once upon a time", "--max-tokens", "32", "--ids"];
+    let output = run(&args, b"");
+    assert!(output.status.success(), "{}", stderr(&output));
+    // The greedy continuation of the float64 reference.
+    assert_eq!(
+        stdout(&output),
+        "11 1052 572 264 2632 3743 6941 444 1541 13 2932 1030 264 2409 11 293 4830 6414 323 775 2066 311 \
+         1486 448 1059 311 1047 13 3776 1899 11 444\n"
+    );
+}
+
+#[test]
+fn prompts_come_from_a_flag_a_file_or_stdin() {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("prompt.txt");
+    std::fs::write(&path, "Once upon a time").expect("written");
+    let file = path.to_str().expect("UTF-8");
+    let flag = run(&["generate", "--prompt", "Once upon a time", "--max-tokens", "7"], b"");
+    let from_file = run(&["generate", "--prompt-file", file, "--max-tokens", "7"], b"");
+    let from_stdin = run(&["generate", "--max-tokens", "7"], b"Once upon a time");
+    assert_eq!(stdout(&flag), ", there was a little girl named\n");
+    assert_eq!(stdout(&flag), stdout(&from_file));
+    assert_eq!(stdout(&flag), stdout(&from_stdin));
+}
+
+#[test]
+fn json_holds_text_ids_counts_and_times() {
+    let args = ["generate", "--prompt", "Once upon a time", "--max-tokens", "7", "--json"];
+    let value: Value = serde_json::from_str(stdout(&run(&args, b""))).expect("JSON");
+    assert_eq!(value["text"], ", there was a little girl named");
+    assert_eq!(value["ids"].as_array().expect("ids").len(), 7);
+    assert_eq!(value["finish_reason"], "length");
+    assert_eq!(value["prompt_tokens"], 5);
+    assert_eq!(value["generated_tokens"], 7);
+    assert!(value["timings"]["total_s"].as_f64().expect("seconds") > 0.0);
+}
+
+#[test]
+fn stop_texts_and_stop_tokens_end_an_answer() {
+    let base = ["generate", "--json", "--prompt"];
+    let with = |rest: &[&str]| {
+        let args: Vec<&str> = base.iter().chain(rest).copied().collect();
+        serde_json::from_str::<Value>(stdout(&run(&args, b""))).expect("JSON")
+    };
+    let story = with(&["Once upon a time", "--stop", "le girl"]);
+    assert_eq!(
+        (&story["text"], &story["finish_reason"]),
+        (&", there was a litt".into(), &"stop".into())
+    );
+    let chat = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n\
+                <think>\n\n</think>\n\n";
+    let answer = with(&[chat]);
+    assert_eq!(answer["finish_reason"], "stop");
+    assert_eq!(answer["text"], "The capital of France is Paris.");
+}
+
+#[test]
+fn seeds_make_draws_repeatable() {
+    let draw = |seed: &str| {
+        let args = [
+            "generate",
+            "--prompt",
+            "One day",
+            "--max-tokens",
+            "24",
+            "--temperature",
+            "1",
+            "--seed",
+            seed,
+        ];
+        stdout(&run(&args, b"")).to_string()
+    };
+    assert_eq!(draw("1"), draw("1"));
+    assert_ne!(draw("1"), draw("2"));
+}
+
+/// Case CL-01: whoever read our output has seen enough.
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let mut child =
+        kipp(&["generate", "--prompt", "Once upon a time", "--max-tokens", "2000", "--ignore-eos"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("kipp starts");
+    let mut first = [0; 1];
+    child.stdout.take().expect("piped").read_exact(&mut first).expect("a byte");
+    let output = child.wait_with_output().expect("kipp ends");
+    assert!(output.status.success());
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_failure_with_1() {
+    let status = |args: &[&str]| run(args, b"").status.code();
+    assert_eq!(status(&["generate", "--no-such-flag"]), Some(2));
+    assert_eq!(status(&["generate", "--ctx", "many"]), Some(2));
+    assert_eq!(status(&["generate", "qwen3-4b", "--prompt", "x"]), Some(1));
+    assert_eq!(status(&["generate", "gpt-5", "--prompt", "x"]), Some(1));
+    assert_eq!(status(&["inspect", "no/such/file.gguf"]), Some(1));
+    assert_eq!(status(&["--version"]), Some(0));
+}
+
+#[test]
+fn errors_name_the_field_what_was_expected_and_what_was_found() {
+    let message = |args: &[&str], input: &[u8]| {
+        let output = run(args, input);
+        assert_eq!(output.status.code(), Some(1));
+        stderr(&output).trim_end().to_string()
+    };
+    assert!(
+        message(&["generate", "gpt-5", "--prompt", "x"], b"")
+            .starts_with("kipp: model: expected a GGUF file or one of qwen3-0.6b-base, ")
+    );
+    assert_eq!(
+        message(&["generate", "--top-p", "2", "--prompt", "x"], b""),
+        "kipp: --top-p: expected more than 0, at most 1, found 2"
+    );
+    assert_eq!(
+        message(&["generate", "--ctx", "4k", "--prompt", "x"], b""),
+        "kipp: --ctx: expected 1 to 2048, the checkpoint's own, found 4096"
+    );
+    assert_eq!(
+        message(&["generate", "--ctx", "4", "--prompt", "Once upon a time"], b""),
+        "kipp: prompt: expected fewer tokens than the context of 4, found 5"
+    );
+    assert_eq!(
+        message(&["generate"], b"abc\xff"),
+        "kipp: stdin: expected UTF-8, found an invalid byte at offset 3"
+    );
+    assert_eq!(
+        message(&["generate", "--prompt", ""], b""),
+        "kipp: prompt: expected at least one token, found none"
+    );
+}
+
+#[test]
+fn tokenize_and_render_speak_json_lines() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let texts = folder.join("texts.jsonl");
+    std::fs::write(&texts, "{\"text\": \"Hello, world!\"}\n{\"text\": \"<|im_end|>\"}\n")
+        .expect("written");
+    let output = run(&["tokenize", "qwen3-4b", "--jsonl", texts.to_str().expect("UTF-8")], b"");
+    assert_eq!(stdout(&output), "[9707,11,1879,0]\n[151645]\n");
+    assert_eq!(stdout(&run(&["tokenize", "qwen3-4b"], b"Hello, world!")), "9707 11 1879 0\n");
+
+    let requests = folder.join("requests.jsonl");
+    std::fs::write(&requests, "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n")
+        .expect("written");
+    let output = run(&["render", "--jsonl", requests.to_str().expect("UTF-8")], b"");
+    let prompt = "\"<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n\"\n";
+    assert_eq!(stdout(&output), prompt);
+
+    std::fs::write(&texts, "{\"text\": \"a\"}\n{\"txet\": 1}\n").expect("written");
+    let output = run(&["tokenize", "--jsonl", texts.to_str().expect("UTF-8")], b"");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("line 2: text: expected a string, found none"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn ls_lists_the_registry() {
+    let output = run(&["ls", "--json"], b"");
+    let value: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    let entries = value.as_array().expect("an array");
+    assert_eq!(entries.len(), 14);
+    let tiny = entries.iter().find(|e| e["id"] == "kipp-tiny").expect("kipp-tiny");
+    assert_eq!(tiny["built_in"], true);
+}
+
+#[test]
+fn perplexity_of_a_text_is_printed() {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("ppl.txt");
+    std::fs::write(&path, "Once upon a time, there was a little girl named Lily.")
+        .expect("written");
+    let output = run(&["ppl", "--text", path.to_str().expect("UTF-8"), "--json"], b"");
+    let value: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    let perplexity = value["perplexity"].as_f64().expect("a number");
+    assert!((1.0..10.0).contains(&perplexity), "{perplexity}");
+}

@@ -1,0 +1,110 @@
+//! What every request passes first: the log line, the origin of web pages, the key.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_MAX_AGE, AUTHORIZATION, HOST, ORIGIN, VARY, WWW_AUTHENTICATE,
+};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use subtle::ConstantTimeEq;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::listen::Busy;
+use crate::page;
+use crate::record::{Record, Recorded};
+use crate::routes::error_response;
+
+/// See the module.
+pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let record = Record::new(request.method().as_str(), request.uri().path());
+    let busy = request.extensions().get::<Arc<Busy>>().cloned();
+    request.extensions_mut().insert(Arc::clone(&record));
+    let origin = request.headers().get(ORIGIN).cloned();
+    let foreign = origin.as_ref().is_some_and(|origin| !app.allows(origin, request.headers()));
+    let path = request.uri().path().to_owned();
+    let mut response = if foreign {
+        let message = "pages of this origin may not use this server; see --cors-origin";
+        error_response(&ApiError::new(StatusCode::FORBIDDEN, message), &path)
+    } else if origin.is_some() && request.method() == Method::OPTIONS {
+        preflight()
+    } else if !app.admits(request.headers()) && !is_open(request.method(), request.uri()) {
+        let message = "expected a valid API key in `Authorization: Bearer ...`";
+        let error = ApiError {
+            code: Some("invalid_api_key"),
+            ..ApiError::new(StatusCode::UNAUTHORIZED, message)
+        };
+        let mut response = error_response(&error, &path);
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        response
+    } else {
+        next.run(request).await
+    };
+    if let Some(origin) = origin.filter(|_| !foreign) {
+        response.headers_mut().insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        response.headers_mut().append(VARY, HeaderValue::from_static("Origin"));
+    }
+    record.status(response.status());
+    response.map(|body| Body::new(Recorded { body, _record: record, _busy: busy }))
+}
+
+fn preflight() -> Response {
+    let headers = [
+        (ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
+        (ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type, x-api-key, anthropic-version"),
+        (ACCESS_CONTROL_MAX_AGE, "86400"),
+    ];
+    (StatusCode::NO_CONTENT, headers).into_response()
+}
+
+/// What needs no key: whether the server lives, and the page, which asks for the key.
+fn is_open(method: &Method, uri: &Uri) -> bool {
+    let reads = matches!(*method, Method::GET | Method::HEAD);
+    reads && (uri.path() == "/health" || page::file(uri.path()).is_some())
+}
+
+impl App {
+    /// Whether the headers carry one of the keys. Every key is compared in full, so that the time taken
+    /// says nothing about how much of a guess was right.
+    fn admits(&self, headers: &HeaderMap) -> bool {
+        let bearer = headers.get(AUTHORIZATION).and_then(|value| {
+            let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim().as_bytes())
+        });
+        let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
+        let given = given.unwrap_or_default();
+        let equal = self.api_keys.iter().map(|key| key.as_bytes().ct_eq(given).unwrap_u8());
+        self.api_keys.is_empty() || equal.fold(0, |any, one| any | one) == 1
+    }
+
+    /// Whether a web page of this origin may use the server: pages of this machine, pages that the
+    /// server itself sent, and those it was told of.
+    fn allows(&self, origin: &HeaderValue, headers: &HeaderMap) -> bool {
+        let Ok(origin) = origin.to_str() else { return false };
+        if self.cors_origins.iter().any(|allowed| allowed == "*" || allowed == origin) {
+            return true;
+        }
+        let Some((_, authority)) = origin.split_once("://") else { return false };
+        let host = host_of(authority);
+        if host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
+            return true;
+        }
+        // A name could have been pointed here by its owner, an address cannot.
+        let own = headers.get(HOST).and_then(|own| own.to_str().ok());
+        own == Some(authority) && (host.parse::<IpAddr>().is_ok() || !self.api_keys.is_empty())
+    }
+}
+
+/// The host in `host:port` or `[address]:port`.
+fn host_of(authority: &str) -> &str {
+    match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => authority.split(':').next().unwrap_or_default(),
+    }
+}

@@ -1,0 +1,241 @@
+//! Steers an answer token by token: bounds a thought, then holds what follows to a grammar.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+use engine::request::Constraint;
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use model::{Marker, Vocabulary};
+use serde_json::{Value, json};
+use text::{Special, Tokenizer};
+
+use crate::error::{ApiError, Result};
+
+/// Compiles grammars for one vocabulary.
+pub struct Grammars {
+    vocabulary: &'static Vocabulary,
+    end: u32,
+    factory: OnceLock<ParserFactory>,
+}
+
+impl Grammars {
+    /// Grammars over this vocabulary, whose answers end with the token `end`.
+    pub fn new(vocabulary: &'static Vocabulary, end: u32) -> Self {
+        Grammars { vocabulary, end, factory: OnceLock::new() }
+    }
+
+    /// A grammar in Lark's notation; JSON schemas may stand in it as `%json {...}`.
+    pub fn compile(&self, lark: String, field: &str) -> Result<Matcher> {
+        let invalid = |why: String| ApiError::field(field, "a schema that can be followed", why);
+        // Built with the first grammar: most servers never see one.
+        let factory = match self.factory.get() {
+            Some(factory) => factory,
+            None => {
+                let built = self.build().map_err(ApiError::internal)?;
+                self.factory.get_or_init(|| built)
+            }
+        };
+        let parser = factory.create_parser(TopLevelGrammar::from_lark(lark));
+        let matcher = Matcher::new(parser);
+        match matcher.get_error() {
+            Some(why) => Err(invalid(first_line(&why))),
+            None => Ok(matcher),
+        }
+    }
+
+    fn build(&self) -> std::result::Result<ParserFactory, String> {
+        let rows = self.vocabulary.rows() as u32;
+        let spelling = |id| match (self.vocabulary.added(id), self.vocabulary.bytes(id)) {
+            // The mark tells an added token from the same letters in text.
+            (Some(added), _) => [&[TokTrie::SPECIAL_TOKEN_MARKER], added.text.as_bytes()].concat(),
+            (None, bytes) => bytes.unwrap_or_default().to_vec(),
+        };
+        let words: Vec<Vec<u8>> = (0..rows).map(spelling).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(rows, self.end), &words);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&env).map_err(|error| error.to_string())?;
+        factory.quiet();
+        Ok(factory)
+    }
+}
+
+/// An answer that is one JSON value of this schema, written as the models were trained to.
+pub fn json_grammar(schema: &Value) -> String {
+    format!("start: %json {}\n", spaced(schema))
+}
+
+/// An answer that is a call of one of these functions (name, schema of its arguments).
+pub fn call_grammar(functions: &[(&str, Value)]) -> String {
+    let call = |(name, parameters): &(&str, Value)| {
+        json!({
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": parameters},
+            "required": ["name", "arguments"],
+            "additionalProperties": false,
+        })
+    };
+    let calls: Vec<Value> = functions.iter().map(call).collect();
+    let schema = spaced(&json!({"anyOf": calls}));
+    format!("start: <tool_call> \"\\n\" call \"\\n\" </tool_call>\ncall: %json {schema}\n")
+}
+
+/// One space behind colons and commas and no other white space: that is what the models know, and a
+/// model that may write white space at will can write it for ever.
+fn spaced(schema: &Value) -> Value {
+    let mut schema = match schema {
+        Value::Object(members) => members.clone(),
+        Value::Bool(false) => return json!({"not": {}}),
+        _ => Default::default(),
+    };
+    let layout =
+        json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+    schema.insert("x-guidance".into(), layout);
+    Value::Object(schema)
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// What an answer is held to.
+#[derive(Clone, Default)]
+pub struct Rules {
+    /// What follows the thought.
+    pub grammar: Option<Grammar>,
+    /// Tokens that a thought may take.
+    pub budget: Option<usize>,
+    /// Whether the answer ends behind its first tool call.
+    pub one_call: bool,
+}
+
+/// A compiled grammar that each answer takes a fresh copy of.
+pub struct Grammar(pub Matcher);
+
+impl Clone for Grammar {
+    fn clone(&self) -> Self {
+        Grammar(self.0.deep_clone())
+    }
+}
+
+/// Where an answer begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// With what it says.
+    Answer,
+    /// The model may open a thought, or is made to where something must follow it.
+    MayThink,
+    /// Inside a thought that the prompt has opened.
+    Inside,
+}
+
+/// Follows one answer and says what may come next.
+pub struct Guide {
+    rules: Rules,
+    stage: Stage,
+    thought: usize,
+    /// Tokens that come next whatever the model says.
+    forced: VecDeque<u32>,
+    ids: Ids,
+    words: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Start,
+    Thinking,
+    Answer,
+    End,
+}
+
+struct Ids {
+    open: u32,
+    close: u32,
+    call_end: u32,
+    end: u32,
+    paragraph: Vec<u32>,
+}
+
+impl Guide {
+    /// A guide for an answer that begins like this.
+    pub fn new(rules: Rules, begin: Begin, tokenizer: &Tokenizer, end: u32) -> Self {
+        let vocabulary = tokenizer.vocabulary();
+        let ids = Ids {
+            open: vocabulary.id(Marker::Think),
+            close: vocabulary.id(Marker::ThinkEnd),
+            call_end: vocabulary.id(Marker::ToolCallEnd),
+            end,
+            paragraph: tokenizer.encode("\n\n", Special::Literal),
+        };
+        let stage = match begin {
+            Begin::Answer => Stage::Answer,
+            Begin::MayThink => Stage::Start,
+            Begin::Inside => Stage::Thinking,
+        };
+        let words = vocabulary.rows().div_ceil(32);
+        Guide { rules, stage, thought: 0, forced: VecDeque::new(), ids, words }
+    }
+
+    fn only(&self, token: u32) -> Option<Arc<[u32]>> {
+        let mut mask = vec![0; self.words];
+        mask[token as usize / 32] = 1 << (token % 32);
+        Some(mask.into())
+    }
+}
+
+impl Constraint for Guide {
+    fn mask(&mut self) -> std::result::Result<Option<Arc<[u32]>>, String> {
+        if let Some(&token) = self.forced.front() {
+            return Ok(self.only(token));
+        }
+        match (self.stage, &mut self.rules.grammar) {
+            // A grammar waits for the end of a thought, so the thought has to come.
+            (Stage::Start, Some(_)) => Ok(self.only(self.ids.open)),
+            (Stage::Answer, Some(Grammar(matcher))) => {
+                let mask = matcher.compute_mask_or_eos().map_err(|error| error.to_string())?;
+                let mut mask = mask.as_slice().to_vec();
+                mask.resize(self.words, 0);
+                Ok(Some(mask.into()))
+            }
+            (Stage::End, _) => Ok(self.only(self.ids.end)),
+            _ => Ok(None),
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> std::result::Result<(), String> {
+        let forced = self.forced.pop_front().is_some();
+        match self.stage {
+            Stage::Start => {
+                self.stage =
+                    if token == self.ids.open { Stage::Thinking } else { Stage::Answer };
+            }
+            Stage::Thinking if token == self.ids.close => {
+                self.stage = Stage::Answer;
+                if self.rules.grammar.is_some() {
+                    self.forced.extend(&self.ids.paragraph);
+                }
+            }
+            Stage::Thinking => {
+                self.thought += 1;
+                if !forced && self.rules.budget.is_some_and(|budget| self.thought >= budget) {
+                    self.forced.push_back(self.ids.close);
+                    if self.rules.grammar.is_none() {
+                        self.forced.extend(&self.ids.paragraph);
+                    }
+                }
+            }
+            Stage::Answer if forced => {}
+            Stage::Answer => {
+                if let Some(Grammar(matcher)) = &mut self.rules.grammar {
+                    matcher.consume_token(token).map_err(|error| error.to_string())?;
+                }
+                if self.rules.one_call && token == self.ids.call_end {
+                    self.stage = Stage::End;
+                }
+            }
+            Stage::End => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,298 @@
+//! `POST /v1/chat/completions`.
+
+use axum::response::Response;
+use engine::Choice;
+use serde_json::{Value, json};
+use text::Tokenizer;
+use text::chat::{ToolCall, messages};
+
+use super::{finish_reason, scored, timings, usage};
+use crate::answer::{Answers, Ask, EndOfAnswer, Step, Whole};
+use crate::app::{Engine, new_id, unix_time};
+use crate::chat::{Chat, Effort, Format, ToolChoice, check_choice, openai_tools};
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, is_string, kind, parse};
+use crate::params::{MAX_TOP, Params, stream_options};
+use crate::reply::{Events, Writer, send};
+use crate::routes::Call;
+
+/// Answers the request.
+pub async fn handle(call: Call) -> Result<Response> {
+    let (asks, writer, streamed) = call.prepare(read).await?;
+    let answers = Answers::start(&call.app, &call.engine, &call.record, asks)?;
+    send(answers, writer, streamed).await
+}
+
+/// Reads the request.
+fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Completion, bool)> {
+    let card = &engine.card;
+    let mut fields = Fields::body(body)?;
+    engine.check_model(fields.string("model")?.as_deref())?;
+    let messages = messages(fields.require("messages")?)?;
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "at least one message", "none"));
+    }
+    let (thinking, budget) = effort(&mut fields)?.resolve(card)?;
+    let params = Params::read(&mut fields, card, card.sampling(thinking))?;
+    if params.max_tokens == Some(0) {
+        return Err(ApiError::field("max_tokens", "at least 1", 0));
+    }
+    let choices = params.choices;
+    let mut chat = Chat { budget, ..Chat::new(messages, thinking, params) };
+    if let Some(tools) = fields.take("tools") {
+        chat.tools = openai_tools(tools)?;
+    }
+    chat.tool_choice = tool_choice(&mut fields)?;
+    check_choice(&chat.tool_choice, &chat.tools)?;
+    chat.parallel_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+    chat.format = response_format(&mut fields)?;
+    let resume = fields.boolean("continue_final_message")?.unwrap_or(false);
+    let open = fields.boolean("add_generation_prompt")?.unwrap_or(!resume);
+    if resume == open {
+        let expected = "the opposite of continue_final_message";
+        return Err(ApiError::field("add_generation_prompt", expected, open));
+    }
+    chat.resume = resume;
+    let logprobs = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.whole("top_logprobs", 0)?;
+    if top.is_some_and(|top| top > MAX_TOP) {
+        let most = format!("at most {MAX_TOP}");
+        return Err(ApiError::field("top_logprobs", &most, top.unwrap_or(0)));
+    }
+    if top.is_some_and(|top| top > 0) && !logprobs {
+        return Err(ApiError::field("top_logprobs", "nothing without logprobs", "a number"));
+    }
+    chat.top = top.unwrap_or(0);
+    let (streamed, include_usage) = stream_options(&mut fields)?;
+    modalities(&mut fields)?;
+    fields.finish()?;
+    let writer = Completion {
+        id: new_id("chatcmpl-"),
+        created: unix_time(),
+        model: card.id.clone(),
+        tokenizer: card.tokenizer,
+        logprobs,
+        include_usage,
+        calls: vec![0; choices],
+        ends: Vec::new(),
+    };
+    Ok((chat.asks(engine)?, writer, streamed))
+}
+
+/// How much to think: by OpenAI's word, by the template's switch, or by a number of tokens.
+fn effort(fields: &mut Fields<'_>) -> Result<Effort> {
+    let mut effort = Effort::default();
+    if let Some(word) = fields.string("reasoning_effort")? {
+        effort = Effort::from_word(&word, "reasoning_effort")?;
+    }
+    let mut switches = |fields: &mut Fields<'_>| -> Result<()> {
+        effort.thinking = fields.boolean("enable_thinking")?.or(effort.thinking);
+        effort.budget = fields.whole("thinking_budget", 0)?.or(effort.budget);
+        Ok(())
+    };
+    switches(fields)?;
+    if let Some(mut arguments) = fields.object("chat_template_kwargs")? {
+        switches(&mut arguments)?;
+        arguments.finish()?;
+    }
+    Ok(effort)
+}
+
+fn tool_choice(fields: &mut Fields<'_>) -> Result<ToolChoice> {
+    let Some(value) = fields.take("tool_choice") else { return Ok(ToolChoice::Auto) };
+    if is_string(value) {
+        return match parse::<String>(value, "tool_choice", "a string")?.as_str() {
+            "none" => Ok(ToolChoice::None),
+            "auto" => Ok(ToolChoice::Auto),
+            "required" => Ok(ToolChoice::Required),
+            other => {
+                let expected = "none, auto, required or a function";
+                Err(ApiError::field("tool_choice", expected, format!("{other:?}")))
+            }
+        };
+    }
+    let mut choice = Fields::read(value, "tool_choice".into())?;
+    crate::chat::expect_function(&mut choice)?;
+    let mut function = Fields::read(choice.require("function")?, choice.path("function"))?;
+    choice.finish()?;
+    let name = function.string("name")?;
+    function.finish()?;
+    let missing = || ApiError::field("tool_choice.function.name", "a name", "nothing");
+    Ok(ToolChoice::Named(name.ok_or_else(missing)?))
+}
+
+fn response_format(fields: &mut Fields<'_>) -> Result<Format> {
+    let Some(mut format) = fields.object("response_format")? else { return Ok(Format::Text) };
+    let read = match format.string("type")?.as_deref() {
+        Some("text") => Format::Text,
+        Some("json_object") => Format::Json(json!({"type": "object"}), "response_format".into()),
+        Some("json_schema") => {
+            let at = format.path("json_schema");
+            let mut named = Fields::read(format.require("json_schema")?, at)?;
+            named.ignore(&["name", "description", "strict"]);
+            let at = named.path("schema");
+            let schema = named.require("schema")?;
+            named.finish()?;
+            Format::Json(parse(schema, &at, "a JSON schema")?, at)
+        }
+        other => {
+            let found = other.unwrap_or("nothing");
+            let expected = "text, json_object or json_schema";
+            return Err(ApiError::field("response_format.type", expected, found));
+        }
+    };
+    format.finish()?;
+    Ok(read)
+}
+
+/// Accepts `modalities` if they are what this server has: text.
+fn modalities(fields: &mut Fields<'_>) -> Result<()> {
+    for (at, value) in fields.array("modalities")?.unwrap_or_default() {
+        if value.get() != "\"text\"" {
+            return Err(ApiError::field(&at, "\"text\"", kind(value)));
+        }
+    }
+    Ok(())
+}
+
+/// Writes `chat.completion` objects and their chunks.
+struct Completion {
+    id: String,
+    created: u64,
+    model: String,
+    tokenizer: &'static Tokenizer,
+    logprobs: bool,
+    include_usage: bool,
+    /// Calls so far, of each answer.
+    calls: Vec<usize>,
+    ends: Vec<EndOfAnswer>,
+}
+
+impl Completion {
+    fn object(&self, kind: &str, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Option<&str>) -> Value {
+        let choice = json!({
+            "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish,
+        });
+        let mut chunk = self.object("chat.completion.chunk", vec![choice]);
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn scores<'a>(&self, tokens: impl Iterator<Item = &'a Choice>) -> Value {
+        if !self.logprobs {
+            return Value::Null;
+        }
+        let content: Vec<Value> = tokens.map(|choice| scored(self.tokenizer, choice)).collect();
+        json!({"content": content, "refusal": null})
+    }
+}
+
+fn function(call: &ToolCall) -> Value {
+    json!({"name": call.name, "arguments": call.arguments})
+}
+
+impl Writer for Completion {
+    fn begin(&mut self, events: &mut Events) {
+        for index in 0..self.calls.len() {
+            let delta = json!({"role": "assistant", "content": ""});
+            events.data(&self.chunk(index, delta, Value::Null, None));
+        }
+    }
+
+    fn step(&mut self, step: Step, events: &mut Events) {
+        let index = step.index;
+        let mut deltas = Vec::new();
+        if !step.reasoning.is_empty() {
+            deltas.push(json!({"reasoning_content": step.reasoning, "reasoning": step.reasoning}));
+        }
+        if !step.content.is_empty() {
+            deltas.push(json!({"content": step.content}));
+        }
+        for call in &step.calls {
+            let number = self.calls[index];
+            self.calls[index] += 1;
+            let mut first = function(call);
+            first["arguments"] = "".into();
+            let id = new_id("call_");
+            deltas.push(json!({"tool_calls": [
+                {"index": number, "id": id, "type": "function", "function": first},
+            ]}));
+            deltas.push(json!({"tool_calls": [
+                {"index": number, "function": {"arguments": call.arguments}},
+            ]}));
+        }
+        let mut logprobs = Value::Null;
+        if self.logprobs && step.token.is_some() {
+            logprobs = self.scores(step.token.iter());
+            if deltas.is_empty() {
+                deltas.push(json!({"content": ""}));
+            }
+        }
+        for delta in deltas {
+            events.data(&self.chunk(index, delta, logprobs.take(), None));
+        }
+        if let Some(end) = step.ended {
+            let finish = finish_reason(end.finish);
+            let mut chunk = self.chunk(index, json!({}), Value::Null, Some(finish));
+            chunk["timings"] = timings(std::slice::from_ref(&end));
+            events.data(&chunk);
+            self.ends.push(end);
+        }
+    }
+
+    fn end(&mut self, events: &mut Events) {
+        if self.include_usage {
+            let mut chunk = self.object("chat.completion.chunk", Vec::new());
+            chunk["usage"] = usage(&self.ends);
+            events.data(&chunk);
+        }
+        events.raw("[DONE]");
+    }
+
+    fn fail(&mut self, error: &ApiError, events: &mut Events) {
+        events.data(&error.openai());
+    }
+
+    fn whole(&mut self, answers: Vec<Whole>) -> Value {
+        let mut choices = Vec::new();
+        for (index, answer) in answers.into_iter().enumerate() {
+            let mut message = json!({"role": "assistant", "content": answer.content, "refusal": null});
+            if !answer.reasoning.is_empty() {
+                message["reasoning_content"] = answer.reasoning.as_str().into();
+                message["reasoning"] = answer.reasoning.into();
+            }
+            if !answer.calls.is_empty() {
+                if answer.content.is_empty() {
+                    message["content"] = Value::Null;
+                }
+                let call = |call: &ToolCall| {
+                    json!({"id": new_id("call_"), "type": "function", "function": function(call)})
+                };
+                message["tool_calls"] = answer.calls.iter().map(call).collect();
+            }
+            choices.push(json!({
+                "index": index,
+                "message": message,
+                "logprobs": self.scores(answer.tokens.iter()),
+                "finish_reason": answer.ended.as_ref().map(|end| finish_reason(end.finish)),
+            }));
+            self.ends.extend(answer.ended);
+        }
+        let mut object = self.object("chat.completion", choices);
+        object["usage"] = usage(&self.ends);
+        object["timings"] = timings(&self.ends);
+        object
+    }
+}

@@ -1,0 +1,71 @@
+//! `POST /tokenize` and `POST /detokenize`: what the model makes of a text, and back.
+
+use axum::response::Response;
+use serde_json::{Value, json};
+use text::Special;
+use text::chat::{Conversation, Ending, messages};
+
+use crate::app::Engine;
+use crate::chat::openai_tools;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, parse};
+use crate::reply::json_body;
+use crate::routes::Call;
+
+/// Tokens of a text, or of a conversation as it is put to the model.
+pub async fn tokenize(call: Call) -> Result<Response> {
+    Ok(json_body(&call.prepare(read_text).await?))
+}
+
+/// Text of tokens.
+pub async fn detokenize(call: Call) -> Result<Response> {
+    Ok(json_body(&call.prepare(read_tokens).await?))
+}
+
+fn read_text(engine: &Engine, body: &[u8]) -> Result<Value> {
+    let tokenizer = engine.card.tokenizer;
+    let mut fields = Fields::body(body)?;
+    engine.check_model(fields.string("model")?.as_deref())?;
+    fields.ignore(&["add_special_tokens"]);
+    let text = fields.string("prompt")?.or(fields.string("content")?);
+    let tokens = match (text, fields.take("messages")) {
+        (Some(text), None) => tokenizer.encode(&text, Special::Recognise),
+        (None, Some(value)) => {
+            let tools = fields.take("tools").map(openai_tools).transpose()?.unwrap_or_default();
+            let answer = fields.boolean("add_generation_prompt")?.unwrap_or(true);
+            let conversation = Conversation {
+                messages: messages(value)?,
+                tools: tools.into_iter().map(|tool| tool.text).collect(),
+                ending: if answer { Ending::Answer } else { Ending::Closed },
+                thinking: fields.boolean("enable_thinking")?.unwrap_or(true),
+            };
+            conversation.render(engine.card.variant)?.encode(tokenizer)
+        }
+        (given, _) => {
+            let found = if given.is_some() { "both" } else { "neither" };
+            return Err(ApiError::field("prompt", "either it or messages", found));
+        }
+    };
+    let with_pieces = fields.boolean("return_token_strs")?.unwrap_or(false);
+    fields.finish()?;
+    let context = engine.service.bounds().context;
+    let mut value = json!({"count": tokens.len(), "max_model_len": context, "tokens": tokens});
+    if with_pieces {
+        let pieces = tokens.iter().map(|&id| super::spell(tokenizer, id).0);
+        value["token_strs"] = pieces.collect::<Vec<_>>().into();
+    }
+    Ok(value)
+}
+
+fn read_tokens(engine: &Engine, body: &[u8]) -> Result<Value> {
+    let mut fields = Fields::body(body)?;
+    engine.check_model(fields.string("model")?.as_deref())?;
+    let tokens: Vec<u32> = parse(fields.require("tokens")?, "tokens", "an array of token ids")?;
+    fields.finish()?;
+    let vocab = engine.card.tokenizer.vocabulary().rows();
+    if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
+        return Err(ApiError::field("tokens", &format!("token ids below {vocab}"), id));
+    }
+    let text = engine.card.tokenizer.decode(&tokens, false);
+    Ok(json!({"prompt": text, "content": text}))
+}
