@@ -226,9 +226,10 @@ proptest! {
     fn what_was_decoded_encodes_to_the_same_values(x in blocks()) {
         for ty in QUANTISED {
             let once = round_trip(ty, &x);
-            // A Q4_1 block that leaves a quant unused can be written with another minimum, which is rounded.
+            // A Q4_1 block that leaves quants unused can be written with several minimums, and the one
+            // that is chosen, perhaps larger than every value, is rounded to a half.
             let largest = once.iter().fold(0f32, |largest, x| largest.max(x.abs()));
-            let tolerance = if ty == TensorType::Q4_1 { largest / 2048.0 } else { 0.0 };
+            let tolerance = if ty == TensorType::Q4_1 { largest / 512.0 } else { 0.0 };
             for (a, b) in once.iter().zip(round_trip(ty, &once)) {
                 prop_assert!((a - b).abs() <= tolerance, "{}: {} became {}", ty, a, b);
             }
