@@ -24,6 +24,7 @@ mod record;
 mod reply;
 mod responses;
 mod routes;
+mod stall;
 
 pub use app::{Card, Loaded};
 pub use listen::{Config, Ended, Server, Tls};

@@ -31,11 +31,14 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::app::{App, Loaded};
 use crate::routes::router;
+use crate::stall::Stall;
 
 /// How long the head of a request may take to arrive, and a connection may be idle before it.
 const HEAD_TIME: Duration = Duration::from_secs(30);
 /// How long a TLS handshake may take.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// How long a reader may take nothing of what it is sent.
+const WRITE_TIME: Duration = Duration::from_secs(60);
 /// Bytes that a request's head may take.
 const MAX_HEAD: usize = 64 << 10;
 /// How long to wait before accepting again after the system refused.
@@ -346,7 +349,7 @@ async fn serve<S>(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Stall::new(stream, WRITE_TIME)), service);
     let mut connection = pin!(connection);
     // How a client ends a connection is no news.
     tokio::select! {
