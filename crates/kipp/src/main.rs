@@ -7,6 +7,7 @@
 mod backends;
 mod bench;
 mod chat;
+mod convert;
 mod doctor;
 mod generate;
 mod inspect;
@@ -45,6 +46,8 @@ enum Verb {
     Tokenize(tokenize::Args),
     /// Prints the prompt text of a chat request.
     Render(render::Args),
+    /// Converts a published folder of safetensors to GGUF.
+    Convert(convert::Args),
     /// Says what is in a model file.
     Inspect(inspect::Args),
     /// Lists the checkpoints that kipp runs and which of them are here.
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Verb::Serve(args) => serve::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
         Verb::Render(args) => render::run(args),
+        Verb::Convert(args) => convert::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
         Verb::Doctor(args) => doctor::run(args),
