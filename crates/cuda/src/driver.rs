@@ -272,7 +272,7 @@ impl TensorMap {
     /// Boxes of 64 columns and `box_rows` rows of `[rows, cols]` at `address`, swizzled for wgmma; rows past the end
     /// are zeros.
     pub fn new(address: u64, rows: usize, cols: usize, box_rows: usize) -> Result<Self> {
-        let mut map = sys::CUtensorMap::default();
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: the arrays have the two (or one) elements of the rank and are read during the call only.
         unsafe {
             driver!(cuTensorMapEncodeTiled(
@@ -343,7 +343,8 @@ impl Module {
         let symbol = CString::new(name).map_err(|e| BackendError::Device(e.to_string()))?;
         let mut function = ptr::null_mut();
         // SAFETY: a loaded module and a string that ends in a zero.
-        let result = unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
+        let result =
+            unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
         check(name, result).map(|()| Function(function))
     }
 }
@@ -399,15 +400,27 @@ impl Stream {
     pub unsafe fn upload(&self, to: u64, from: &Pinned, bytes: usize) -> Result<()> {
         assert!(bytes <= from.bytes, "upload of {bytes} bytes from {}", from.bytes);
         // SAFETY: the caller's; the length is checked.
-        unsafe { driver!(cuMemcpyHtoDAsync_v2(to, from.address.cast::<c_void>(), bytes, self.stream)) }
+        unsafe {
+            driver!(cuMemcpyHtoDAsync_v2(to, from.address.cast::<c_void>(), bytes, self.stream))
+        }
     }
 
     /// Copies `bytes` from the device to `to[offset..]`.
     ///
     /// # Safety
     /// `from` is that long; `to` is not read, changed or freed before the copy is done.
-    pub unsafe fn download(&self, to: &mut Pinned, offset: usize, from: u64, bytes: usize) -> Result<()> {
-        assert!(offset + bytes <= to.bytes, "download of {bytes} bytes at {offset} to {}", to.bytes);
+    pub unsafe fn download(
+        &self,
+        to: &mut Pinned,
+        offset: usize,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        assert!(
+            offset + bytes <= to.bytes,
+            "download of {bytes} bytes at {offset} to {}",
+            to.bytes
+        );
         // SAFETY: the caller's; the range is checked.
         unsafe {
             let to = to.address.add(offset).cast::<c_void>();

@@ -218,9 +218,12 @@ impl Weights {
         for layer in &mut layers {
             let projections = [&mut layer.qkv, &mut layer.o, &mut layer.gate_up, &mut layer.down];
             projections.into_iter().try_for_each(place)?;
-            for norm in
-                [&mut layer.attention_norm, &mut layer.q_norm, &mut layer.k_norm, &mut layer.ffn_norm]
-            {
+            for norm in [
+                &mut layer.attention_norm,
+                &mut layer.q_norm,
+                &mut layer.k_norm,
+                &mut layer.ffn_norm,
+            ] {
                 *norm += base;
             }
         }
