@@ -5,7 +5,7 @@
 use model::RMS_EPSILON;
 
 use crate::memory::Shared;
-use crate::simd::{LANES, Simd, exp, largest, sum};
+use crate::simd::{LANES, Simd, exp};
 
 /// Inputs that share one activation scale.
 pub const WIDE: usize = 128;
@@ -70,9 +70,18 @@ impl Activations {
     }
 }
 
-/// Where a token's row comes from; each points at the first token's row.
+/// Where tokens' rows come from: the first token's row, and the distance from one to the next.
 #[derive(Clone, Copy)]
-pub enum Source {
+pub struct Source {
+    /// What a row is made of.
+    pub rows: Rows,
+    /// Elements from a token's row to the next one's.
+    pub stride: usize,
+}
+
+/// What a row is made of.
+#[derive(Clone, Copy)]
+pub enum Rows {
     /// As it is.
     Plain(*const f32),
     /// RMSNorm with these weights.
@@ -98,13 +107,12 @@ pub unsafe fn quantise<S: Simd>(
     let row = row.as_mut_ptr();
     // SAFETY: the caller's; every index is below cols.
     unsafe {
-        match *source {
-            Source::Plain(x) => {
-                std::ptr::copy_nonoverlapping(x.add(token * cols), row, cols);
-            }
-            Source::Norm(x, weight) => rms_norm::<S>(x.add(token * cols), weight, row, cols),
-            Source::Gated(gate, up) => {
-                let (gate, up) = (gate.add(token * cols), up.add(token * cols));
+        let first = token * source.stride;
+        match source.rows {
+            Rows::Plain(x) => std::ptr::copy_nonoverlapping(x.add(first), row, cols),
+            Rows::Norm(x, weight) => rms_norm::<S>(x.add(first), weight, row, cols),
+            Rows::Gated(gate, up) => {
+                let (gate, up) = (gate.add(first), up.add(first));
                 for i in (0..cols).step_by(LANES) {
                     let g = S::load_f32(gate.add(i));
                     let e = exp::<S>(S::sub(S::splat(0.0), g));
@@ -125,7 +133,7 @@ pub unsafe fn quantise<S: Simd>(
             for i in (first..first + width).step_by(LANES) {
                 most = S::max(most, S::abs(S::load_f32(row.add(i))));
             }
-            let most = largest::<S>(most);
+            let most = S::largest(most);
             let scale = most / to.levels;
             let inverse = S::splat(if most > 0.0 { to.levels / most } else { 0.0 });
             *scales.add(block * len) = scale;
@@ -161,7 +169,7 @@ pub unsafe fn rms_norm<S: Simd>(x: *const f32, weight: *const f32, out: *mut f32
             let x = S::load_f32(x.add(i));
             squares = S::fma(x, x, squares);
         }
-        let mean = sum::<S>(squares) / cols as f32;
+        let mean = S::sum(squares) / cols as f32;
         let scale = S::splat(1.0 / (mean + RMS_EPSILON).sqrt());
         for i in (0..cols).step_by(LANES) {
             let scaled = S::mul(S::load_f32(x.add(i)), scale);

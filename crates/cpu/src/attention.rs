@@ -10,7 +10,7 @@ use model::{HEAD_DIM, KV_HEADS};
 
 use crate::kv::Kv;
 use crate::memory::Shared;
-use crate::simd::{LANES, Simd, exp, largest, sum};
+use crate::simd::{LANES, Simd, exp};
 
 /// Positions between two merges; a multiple of the block.
 pub const SPLIT: usize = 512;
@@ -61,8 +61,10 @@ pub struct Attend<'a> {
     pub tables: &'a [Vec<u32>],
     /// The work.
     pub units: &'a [Unit],
-    /// `[tokens, heads * 128]`
+    /// `[tokens, out_stride]`
     pub out: *mut f32,
+    /// Width of a row of `out`.
+    pub out_stride: usize,
     /// Results of units that cover a split each, `[rows, PARTIAL]`.
     pub partials: &'a Shared<f32>,
     /// For each row to merge, (token, query head, its first partial, how many, distance).
@@ -188,12 +190,12 @@ unsafe fn weigh<S: Simd>(scores: &mut [f32], row: &mut [f32]) {
         let s = scores.as_mut_ptr();
         let (low, high) = (S::load_f32(s), S::load_f32(s.add(LANES)));
         let before = row[0];
-        let most = before.max(largest::<S>(S::max(low, high)));
+        let most = before.max(S::largest(S::max(low, high)));
         let shift = S::splat(most);
         let (low, high) = (exp::<S>(S::sub(low, shift)), exp::<S>(S::sub(high, shift)));
         S::store(low, s);
         S::store(high, s.add(LANES));
-        let added = sum::<S>(S::add(low, high));
+        let added = S::sum(S::add(low, high));
         if most > before {
             let keep = exp::<S>(S::splat(before - most));
             let weighted = row.as_mut_ptr().add(LANES);
@@ -238,7 +240,7 @@ unsafe fn fold<S: Simd>(total: &mut [f32], part: *const f32) {
 unsafe fn finish<S: Simd>(job: &Attend<'_>, token: usize, head: usize, total: *const f32) {
     // SAFETY: the caller's.
     unsafe {
-        let out = job.out.add((token * job.heads + head) * HEAD_DIM);
+        let out = job.out.add(token * job.out_stride + head * HEAD_DIM);
         let inverse = S::splat(1.0 / *total.add(1));
         for d in (0..HEAD_DIM).step_by(LANES) {
             S::store(S::mul(S::load_f32(total.add(LANES + d)), inverse), out.add(d));
@@ -271,6 +273,10 @@ unsafe fn multiply<S: Simd>(
         unsafe {
             let (a, c) = (a.add(row * a_stride), c.add(row * c_stride));
             row += match rows - row {
+                12.. if S::TILE.1 >= 12 => {
+                    tile::<S, 12>(a, a_stride, b, b_stride, c, c_stride, n, add);
+                    12
+                }
                 8.. if S::TILE.1 >= 8 => {
                     tile::<S, 8>(a, a_stride, b, b_stride, c, c_stride, n, add);
                     8

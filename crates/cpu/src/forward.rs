@@ -6,7 +6,7 @@ use engine::batch::BLOCK;
 use engine::rope::Rotation;
 use model::{HEAD_DIM, KV_HEADS, Model, Spec};
 
-use crate::activations::{Activations, Source, Tile, tiles};
+use crate::activations::{Activations, Rows, Source, Tile, tiles};
 use crate::attention::{Attend, Merge, PARTIAL, ROWS, SCRATCH, SPLIT, Unit};
 use crate::kernels::Kernels;
 use crate::kv::{Append, Kv};
@@ -15,6 +15,7 @@ use crate::memory::Shared;
 use crate::packed::{Packed, PackedLayer};
 use crate::panels::Panels;
 use crate::pool::{Shares, Team};
+use crate::simd::LANES;
 
 /// Tokens of one call.
 pub const TOKENS: usize = 512;
@@ -25,7 +26,7 @@ const PARTIALS: usize = 4096;
 /// Bytes of weights below which a unit of work is not worth taking.
 const UNIT_BYTES: usize = 64 << 10;
 /// Panels that a unit multiplies with many tokens: they stay in the second-level cache.
-const UNIT_PANELS: usize = 4;
+const UNIT_PANELS: usize = 8;
 
 /// Memory of the forward pass, allocated once.
 pub struct Buffers {
@@ -77,19 +78,20 @@ impl Buffers {
         let mixed = levels(|l| std::slice::from_ref(&l.o));
         let gated = levels(|l| std::slice::from_ref(&l.down));
         let widest = spec.hidden.max(spec.ffn).max(spec.q_width());
-        let scratch_len = (SCRATCH + widest).next_multiple_of(64);
+        let scratch_len =
+            SCRATCH.max(widest).max(TOKENS * UNIT_PANELS * LANES).next_multiple_of(64);
         Buffers {
-            x: Shared::new(TOKENS * spec.hidden),
-            qkv: Shared::new(TOKENS * qkv_width(spec)),
-            attended: Shared::new(TOKENS * spec.q_width()),
-            gate: Shared::new(TOKENS * spec.ffn),
-            up: Shared::new(TOKENS * spec.ffn),
+            x: Shared::new(TOKENS * stride(spec.hidden)),
+            qkv: Shared::new(TOKENS * stride(qkv_width(spec))),
+            attended: Shared::new(TOKENS * stride(spec.q_width())),
+            gate: Shared::new(TOKENS * stride(spec.ffn)),
+            up: Shared::new(TOKENS * stride(spec.ffn)),
             partials: Shared::new(PARTIALS * PARTIAL),
             normed: Activations::new(TOKENS, spec.hidden, normed),
             mixed: Activations::new(TOKENS, spec.q_width(), mixed),
             gated: Activations::new(TOKENS, spec.ffn, gated),
             last: Activations::new(HEAD_ROWS, spec.hidden, packed.head.format.levels()),
-            rows: Shared::new(HEAD_ROWS * spec.hidden),
+            rows: Shared::new(HEAD_ROWS * stride(spec.hidden)),
             logits: Shared::new(HEAD_ROWS * spec.vocab),
             scratch: Shared::new(threads * scratch_len),
             scratch_len,
@@ -180,6 +182,12 @@ fn qkv_width(spec: &Spec) -> usize {
     spec.q_width() + 2 * spec.kv_width()
 }
 
+/// Distance between rows of that width: one line more, so that the same column of many rows does not fall
+/// into few sets of the caches.
+fn stride(width: usize) -> usize {
+    width + LANES
+}
+
 /// One batch on its way through the layers, as every thread sees it.
 pub struct Step<'a> {
     pub model: &'a Model,
@@ -241,9 +249,9 @@ impl<'a> Step<'a> {
     fn attention(&self, worker: &Worker<'_>, index: usize) {
         let (b, spec) = (self.buffers, self.model.spec());
         let (layer, packed) = (&self.model.weights.layers[index], &self.packed.layers[index]);
-        let width = qkv_width(spec);
+        let width = stride(qkv_width(spec));
         let norm = layer.attention_norm.as_f32().as_ptr();
-        self.quantise(worker, &b.normed, Source::Norm(b.x.at(0), norm));
+        self.quantise(worker, &b.normed, Rows::Norm(b.x.at(0), norm));
         let columns = [0, spec.q_width(), spec.q_width() + spec.kv_width()];
         let out = columns.map(|column| (b.qkv.at(column), width));
         self.multiply(worker, &packed.qkv, &b.normed, &out, false);
@@ -273,6 +281,7 @@ impl<'a> Step<'a> {
             tables: self.tables,
             units: &b.plan.units,
             out: b.attended.at(0),
+            out_stride: stride(spec.q_width()),
             partials: &b.partials,
             merges: &b.plan.merges,
         };
@@ -287,9 +296,9 @@ impl<'a> Step<'a> {
                 unsafe { (self.kernels.merge)(&attend, row) };
             });
         }
-        self.quantise(worker, &b.mixed, Source::Plain(b.attended.at(0)));
+        self.quantise(worker, &b.mixed, Rows::Plain(b.attended.at(0)));
         let o = std::slice::from_ref(&packed.o);
-        self.multiply(worker, o, &b.mixed, &[(b.x.at(0), spec.hidden)], true);
+        self.multiply(worker, o, &b.mixed, &[(b.x.at(0), stride(spec.hidden))], true);
     }
 
     /// x += down(silu(gate(norm(x))) * up(norm(x))).
@@ -297,12 +306,12 @@ impl<'a> Step<'a> {
         let (b, spec) = (self.buffers, self.model.spec());
         let (layer, packed) = (&self.model.weights.layers[index], &self.packed.layers[index]);
         let norm = layer.ffn_norm.as_f32().as_ptr();
-        self.quantise(worker, &b.normed, Source::Norm(b.x.at(0), norm));
-        let out = [(b.gate.at(0), spec.ffn), (b.up.at(0), spec.ffn)];
+        self.quantise(worker, &b.normed, Rows::Norm(b.x.at(0), norm));
+        let out = [(b.gate.at(0), stride(spec.ffn)), (b.up.at(0), stride(spec.ffn))];
         self.multiply(worker, &packed.gate_up, &b.normed, &out, false);
-        self.quantise(worker, &b.gated, Source::Gated(b.gate.at(0), b.up.at(0)));
+        self.quantise(worker, &b.gated, Rows::Gated(b.gate.at(0), b.up.at(0)));
         let down = std::slice::from_ref(&packed.down);
-        self.multiply(worker, down, &b.gated, &[(b.x.at(0), spec.hidden)], true);
+        self.multiply(worker, down, &b.gated, &[(b.x.at(0), stride(spec.hidden))], true);
     }
 
     /// Logits of up to [`HEAD_ROWS`] tokens.
@@ -313,7 +322,8 @@ impl<'a> Step<'a> {
             let from = self.row(&b.x, tokens[row], spec.hidden);
             self.row(&b.rows, row, spec.hidden).copy_from_slice(from);
             let norm = self.model.weights.output_norm.as_f32().as_ptr();
-            let source = Source::Norm(b.rows.at(0), norm);
+            let source =
+                Source { rows: Rows::Norm(b.rows.at(0), norm), stride: stride(spec.hidden) };
             let tile = tiles.iter().find(|t| row < t.start + t.len).copied();
             let tile = tile.unwrap_or(Tile { start: row, len: 1 });
             let scratch = &mut self.scratch(worker.thread)[..spec.hidden];
@@ -332,8 +342,8 @@ impl<'a> Step<'a> {
     }
 
     /// Quantises all tokens' rows.
-    fn quantise(&self, worker: &Worker<'_>, to: &Activations, source: Source) {
-        // Pointers are not Sync; the phase hands each token to one thread.
+    fn quantise(&self, worker: &Worker<'_>, to: &Activations, rows: Rows) {
+        let source = Source { rows, stride: stride(to.cols) };
         worker.phase(self.tokens.len(), |token| {
             let scratch = &mut self.scratch(worker.thread)[..to.cols];
             let tile = self.buffers.plan.tile_of[token];
@@ -373,7 +383,9 @@ impl<'a> Step<'a> {
         for (i, product) in products.iter().enumerate() {
             let few = product.tiles.len() == 1;
             let panels = UNIT_BYTES / product.weights.panel_bytes();
-            unit_panels[i] = if few { panels.next_multiple_of(2).max(2) } else { UNIT_PANELS };
+            let each = product.weights.panels() / (2 * worker.team.threads());
+            let many = UNIT_PANELS.min(each.next_multiple_of(2));
+            unit_panels[i] = if few { panels.next_multiple_of(2).max(2) } else { many.max(2) };
             units[i] = product.weights.panels().div_ceil(unit_panels[i]);
         }
         worker.phase(units.iter().sum(), |mut unit| {
@@ -385,7 +397,9 @@ impl<'a> Step<'a> {
             let first = unit * unit_panels[i];
             let count = unit_panels[i].min(products[i].weights.panels() - first);
             // SAFETY: the input is complete since the barrier; panels are distinct.
-            unsafe { (self.kernels.product)(&products[i], first, count) };
+            unsafe {
+                (self.kernels.product)(&products[i], first, count, self.scratch(worker.thread))
+            };
         });
     }
 
@@ -393,7 +407,7 @@ impl<'a> Step<'a> {
     #[expect(clippy::mut_from_ref, reason = "rows of shared memory")]
     fn row(&self, buffer: &Shared<f32>, row: usize, width: usize) -> &mut [f32] {
         // SAFETY: inside the buffer; see above.
-        unsafe { std::slice::from_raw_parts_mut(buffer.at(row * width), width) }
+        unsafe { std::slice::from_raw_parts_mut(buffer.at(row * stride(width)), width) }
     }
 
     /// This thread's scratch.
@@ -405,4 +419,4 @@ impl<'a> Step<'a> {
     }
 }
 
-const _: () = assert!(SPLIT % BLOCK == 0 && HEAD_DIM % 32 == 0);
+const _: () = assert!(SPLIT.is_multiple_of(BLOCK) && HEAD_DIM.is_multiple_of(32));

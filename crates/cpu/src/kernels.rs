@@ -12,7 +12,7 @@ pub struct Kernels {
     /// Most tokens that one tile of the product holds; [`crate::activations::tiles`] cuts by it.
     pub tile_tokens: usize,
     /// Multiplies panels `first .. first + count` with all tokens.
-    pub product: unsafe fn(&Product<'_>, first: usize, count: usize),
+    pub product: unsafe fn(&Product<'_>, first: usize, count: usize, scratch: &mut [f32]),
     /// Normalises or gates one token's row and quantises it.
     pub quantise: unsafe fn(&Activations, Tile, token: usize, &Source, row: &mut [f32]),
     /// Attention of some rows over some splits.
@@ -23,8 +23,10 @@ pub struct Kernels {
     pub append: unsafe fn(&Kv, &Append<'_>, token: usize),
     /// Packs one panel of a matrix.
     pub pack: unsafe fn(&Panels, Format, &model::Matrix, panel: usize),
-    /// Operations of the peak measurements.
+    /// Dot products of the peak measurement.
     pub dot_peak: unsafe fn(rounds: usize) -> i32,
+    /// Reads of the peak measurement.
+    pub read_peak: unsafe fn(*const i32, lines: usize) -> f32,
 }
 
 /// Compiles all kernels for a class, under its target features, into `KERNELS`.
@@ -34,9 +36,14 @@ macro_rules! kernels {
         pub static KERNELS: crate::kernels::Kernels = {
             use crate::{activations, attention, kv, matmul, panels, peaks};
             $(#[target_feature(enable = $features)])?
-            unsafe fn product(job: &matmul::Product<'_>, first: usize, count: usize) {
+            unsafe fn product(
+                job: &matmul::Product<'_>,
+                first: usize,
+                count: usize,
+                scratch: &mut [f32],
+            ) {
                 // SAFETY: the table's contract.
-                unsafe { matmul::product::<$class>(job, first, count) }
+                unsafe { matmul::product::<$class>(job, first, count, scratch) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn quantise(
@@ -79,6 +86,11 @@ macro_rules! kernels {
                 // SAFETY: the table's contract.
                 unsafe { peaks::dot_peak::<$class>(rounds) }
             }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn read_peak(from: *const i32, lines: usize) -> f32 {
+                // SAFETY: the table's contract.
+                unsafe { peaks::read_peak::<$class>(from, lines) }
+            }
             crate::kernels::Kernels {
                 tile_tokens: <$class as crate::simd::Simd>::TILE.1,
                 product,
@@ -88,6 +100,7 @@ macro_rules! kernels {
                 append,
                 pack,
                 dot_peak,
+                read_peak,
             }
         };
     };

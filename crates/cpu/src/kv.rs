@@ -4,13 +4,13 @@
 //! positions, and values `[32 positions][128]`, so that a vector holds 16 elements of the result.
 
 use engine::batch::BLOCK;
-use engine::rope::Rotation;
+use engine::rope::{PAIRS, Rotation};
 use engine::{KvConfig, KvKind};
 use model::{HEAD_DIM, KV_HEADS};
 
 use crate::activations::rms_norm;
 use crate::memory::Shared;
-use crate::simd::{LANES, Simd, largest};
+use crate::simd::{LANES, Simd};
 
 /// Elements of the keys, or of the values, of one head in one block.
 const HALF: usize = HEAD_DIM * BLOCK;
@@ -201,7 +201,7 @@ unsafe fn quantise<S: Simd>(x: *const f32, codes: &mut [i8; HEAD_DIM]) -> f32 {
         for d in (0..HEAD_DIM).step_by(LANES) {
             most = S::max(most, S::abs(S::load_f32(x.add(d))));
         }
-        let scale = largest::<S>(most) / 127.0;
+        let scale = S::largest(most) / 127.0;
         let inverse = S::splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
         for d in (0..HEAD_DIM).step_by(LANES) {
             let mut wide = [0i32; LANES];
@@ -232,19 +232,36 @@ pub unsafe fn append<S: Simd>(kv: &Kv, job: &Append<'_>, token: usize) {
         for q in 0..job.heads {
             let x = row.add(q * HEAD_DIM);
             rms_norm::<S>(x, job.q_norm.as_ptr(), head.as_mut_ptr(), HEAD_DIM);
-            rotation.apply(&mut head);
-            for (d, value) in head.iter().enumerate() {
-                *x.add(d) = value * scale;
-            }
+            rotate::<S>(rotation, head.as_ptr(), x, scale);
         }
         let keys = row.add(job.heads * HEAD_DIM);
         let values = keys.add(KV_HEADS * HEAD_DIM);
         for h in 0..KV_HEADS {
             let x = keys.add(h * HEAD_DIM);
             rms_norm::<S>(x, job.k_norm.as_ptr(), head.as_mut_ptr(), HEAD_DIM);
-            rotation.apply(&mut head);
+            rotate::<S>(rotation, head.as_ptr(), x, 1.0);
             let at = kv.head(job.layer, block, h);
-            kv.store::<S>(at, slot as usize, head.as_ptr(), values.add(h * HEAD_DIM));
+            kv.store::<S>(at, slot as usize, x, values.add(h * HEAD_DIM));
+        }
+    }
+}
+
+/// Turns one head and scales it.
+///
+/// # Safety
+/// `from` and `to` hold 128 elements, and the machine has the class's features.
+#[inline(always)]
+unsafe fn rotate<S: Simd>(rotation: &Rotation, from: *const f32, to: *mut f32, scale: f32) {
+    // SAFETY: the caller's.
+    let scale = unsafe { S::splat(scale) };
+    for i in (0..PAIRS).step_by(LANES) {
+        // SAFETY: the caller's; a rotation holds 64 pairs.
+        unsafe {
+            let (a, b) = (S::load_f32(from.add(i)), S::load_f32(from.add(PAIRS + i)));
+            let cos = S::mul(S::load_f32(rotation.cos.as_ptr().add(i)), scale);
+            let sin = S::mul(S::load_f32(rotation.sin.as_ptr().add(i)), scale);
+            S::store(S::sub(S::mul(a, cos), S::mul(b, sin)), to.add(i));
+            S::store(S::fma(b, cos, S::mul(a, sin)), to.add(PAIRS + i));
         }
     }
 }

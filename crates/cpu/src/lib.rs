@@ -1,4 +1,39 @@
-//! The CPU backend.
+//! The CPU backend: [`Cpu`] evaluates batches with vector instructions chosen when it is built.
+//!
+//! # One arithmetic
+//!
+//! Weights and activations are multiplied as integers. Every scheme's weights keep (q8_0, q4_1, q4_0) or
+//! get (bf16) integer codes with a scale a block; a token's activations are rounded to i16 with one f32
+//! scale a block of 128. The dot product over a block is then an exact integer, in whatever order and
+//! register width a class computes it, and an output is the f32 sum of its blocks in the order of the
+//! inputs. So one row, a batch and a prompt, any tile and any number of threads give the same bits, and
+//! the classes with a fused multiply-add agree among themselves.
+//!
+//! Why 16 bits: with activations rounded to bf16 the logits of kipp-tiny miss the oracle's by an NMSE of
+//! 2.5e-6 to 7.6e-6, with i8 in blocks of 32 by 2.6e-5 to 2.3e-4 (2e-3 in single rows); with i16 by less
+//! than 3e-7, which is mostly K and V falling to the other side of a bf16 rounding. The pair product of i16
+//! (`vpdpwssd`) is as fast as the one of bf16 (`vdpbf16ps`) and half as fast as the quadruple one of bytes
+//! (`vpdpbusd`): bf16 weights lose nothing, quantised ones half of the peak in prefill and nothing in decode,
+//! which waits for memory. Codes of bf16 weights use up to 15 bits, so that no partial sum overflows; an i32
+//! holds any block of any scheme (`panels`).
+//!
+//! # Layout
+//!
+//! A matrix is packed once, in parallel, into panels of 16 rows whose lanes are the rows (`panels`), and the
+//! pages of the mapped file are given back matrix by matrix. Activations are interleaved by tiles of up to
+//! 12 tokens (`activations`), the cache holds keys transposed (`kv`), so that every inner loop is: load a
+//! vector, broadcast a number, multiply and add (`matmul`, `attention`).
+//!
+//! # Phases
+//!
+//! A step is one function that all threads run, phase by phase with a barrier between (`forward`, `pool`).
+//! Within a phase each thread takes units of its own range and then of others'. Nothing is allocated and
+//! no lock is taken unless a thread has waited long enough to sleep.
+//!
+//! # Instruction classes
+//!
+//! Kernels are written once over sixteen lanes (`simd`) and compiled for AVX-512, AVX2, Advanced SIMD and
+//! plain Rust; the backend holds one class's table of function pointers (`kernels`).
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -14,6 +49,8 @@ mod panels;
 pub mod peaks;
 mod pool;
 mod simd;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! The matrix product of packed weights and quantised activations.
 //!
 //! An output is, for every tile shape and class, the same sum: integer dot products over blocks, which
-//! are exact whatever their order, then one f32 multiply-add a block in the order of the inputs.
+//! are exact whatever their order, then f32 multiply-adds in the order of the inputs.
 
-use std::slice;
+use std::ops::Range;
 
 use crate::activations::{Activations, NARROW, Tile, WIDE};
 use crate::panels::{Format, Panels};
@@ -19,51 +19,73 @@ pub struct Product<'a> {
     pub tiles: &'a [Tile],
     /// `[tokens, stride]`, at the column of the matrix's first row.
     pub out: *mut f32,
-    /// Outputs of one token.
+    /// Distance between two tokens' outputs.
     pub stride: usize,
-    /// Whether the result is added to what is there.
+    /// Whether the sums begin with what is there instead of 0.
     pub add: bool,
 }
 
 // SAFETY: threads write disjoint panels through `out`.
 unsafe impl Sync for Product<'_> {}
 
-/// Computes panels `first .. first + count` for all tokens.
+/// Computes panels `first .. first + count` for all tokens; `scratch` holds `count` x 16 sums a
+/// token.
 ///
 /// # Safety
 /// The activations were quantised for the weights' format and shape, `out` holds all outputs, no other
 /// thread writes those of these panels, and the machine has the class's features.
 #[inline(always)]
-pub unsafe fn product<S: Simd>(job: &Product<'_>, first: usize, count: usize) {
+pub unsafe fn product<S: Simd>(job: &Product<'_>, first: usize, count: usize, scratch: &mut [f32]) {
     // SAFETY: the caller's.
     unsafe {
         match job.weights.format {
-            Format::Wide => all_tiles::<S, Wide>(job, first, count),
-            Format::Q8 => all_tiles::<S, Q8>(job, first, count),
-            Format::Q41 => all_tiles::<S, Q41>(job, first, count),
-            Format::Q40 => all_tiles::<S, Q40>(job, first, count),
+            Format::Wide => all_tiles::<S, Wide>(job, first, count, scratch),
+            Format::Q8 => all_tiles::<S, Q8>(job, first, count, scratch),
+            Format::Q41 => all_tiles::<S, Q41>(job, first, count, scratch),
+            Format::Q40 => all_tiles::<S, Q40>(job, first, count, scratch),
         }
     }
 }
 
+/// How far ahead of the kernel weights are fetched: what memory delivers during its latency.
+const AHEAD: usize = 4 << 10;
+
+/// Inputs of which a tile of activations fits in the first-level cache while the unit's weights, in the
+/// second-level cache, pass by.
+const SLICE: usize = 1024;
+
 /// # Safety
 /// As [`product`].
 #[inline(always)]
-unsafe fn all_tiles<S: Simd, B: Block>(job: &Product<'_>, first: usize, count: usize) {
-    let end = first + count;
-    for tile in job.tiles {
-        let mut panel = first;
-        while panel < end {
-            let pair = S::TILE.0 >= 2 && panel + 2 <= end;
-            // SAFETY: the caller's.
-            unsafe {
-                if pair {
-                    by_tokens::<S, B, 2>(job, panel, *tile);
-                } else {
-                    by_tokens::<S, B, 1>(job, panel, *tile);
+unsafe fn all_tiles<S: Simd, B: Block>(
+    job: &Product<'_>,
+    first: usize,
+    count: usize,
+    scratch: &mut [f32],
+) {
+    let cols = job.weights.cols;
+    // One token's weights come from memory, as one stream.
+    let widest = if job.tiles[0].len < 4 { 1 } else { S::TILE.0 };
+    // Sums pass from one slice to the next through the scratch, and no bit changes.
+    let slice = if job.tiles.len() == 1 { cols } else { SLICE };
+    for start in (0..cols).step_by(slice) {
+        let inputs = start..cols.min(start + slice);
+        for tile in job.tiles {
+            let mut done = 0;
+            while done < count {
+                let sums = scratch[(tile.start * count + done * tile.len) * LANES..].as_mut_ptr();
+                let (panel, inputs) = (first + done, inputs.clone());
+                // SAFETY: the caller's.
+                unsafe {
+                    if widest == 2 && done + 2 <= count {
+                        by_tokens::<S, B, 2>(job, panel, *tile, inputs, sums);
+                        done += 2;
+                    } else {
+                        by_tokens::<S, B, 1>(job, panel, *tile, inputs, sums);
+                        done += 1;
+                    }
                 }
             }
-            panel += if pair { 2 } else { 1 };
         }
     }
 }
@@ -71,15 +93,21 @@ unsafe fn all_tiles<S: Simd, B: Block>(job: &Product<'_>, first: usize, count: u
 /// # Safety
 /// As [`product`].
 #[inline(always)]
-unsafe fn by_tokens<S: Simd, B: Block, const P: usize>(job: &Product<'_>, panel: usize, tile: Tile) {
+unsafe fn by_tokens<S: Simd, B: Block, const P: usize>(
+    job: &Product<'_>,
+    panel: usize,
+    tile: Tile,
+    inputs: Range<usize>,
+    sums: *mut f32,
+) {
     // SAFETY: the caller's.
     unsafe {
         match tile.len {
-            12 if S::TILE.1 >= 12 => one_tile::<S, B, P, 12>(job, panel, tile.start),
-            8 if S::TILE.1 >= 8 => one_tile::<S, B, P, 8>(job, panel, tile.start),
-            4 => one_tile::<S, B, P, 4>(job, panel, tile.start),
-            2 => one_tile::<S, B, P, 2>(job, panel, tile.start),
-            _ => one_tile::<S, B, P, 1>(job, panel, tile.start),
+            12 if S::TILE.1 >= 12 => one_tile::<S, B, P, 12>(job, panel, tile.start, inputs, sums),
+            8 if S::TILE.1 >= 8 => one_tile::<S, B, P, 8>(job, panel, tile.start, inputs, sums),
+            4 => one_tile::<S, B, P, 4>(job, panel, tile.start, inputs, sums),
+            2 => one_tile::<S, B, P, 2>(job, panel, tile.start, inputs, sums),
+            _ => one_tile::<S, B, P, 1>(job, panel, tile.start, inputs, sums),
         }
     }
 }
@@ -91,7 +119,7 @@ struct Inputs {
     sums: *const f32,
 }
 
-/// `P` panels by `T` tokens.
+/// `P` panels by `T` tokens over a range of inputs that begins at a block.
 ///
 /// # Safety
 /// As [`product`].
@@ -100,6 +128,8 @@ unsafe fn one_tile<S: Simd, B: Block, const P: usize, const T: usize>(
     job: &Product<'_>,
     panel: usize,
     token: usize,
+    range: Range<usize>,
+    sums: *mut f32,
 ) {
     let cols = job.weights.cols;
     let x = job.activations;
@@ -108,64 +138,101 @@ unsafe fn one_tile<S: Simd, B: Block, const P: usize, const T: usize>(
         let mut weights = [(std::ptr::null(), std::ptr::null()); P];
         for (p, weights) in weights.iter_mut().enumerate() {
             let (scales, codes) = job.weights.panel(panel + p);
-            *weights = (scales.cast_const(), codes.cast_const());
+            *weights = (scales.add(B::scales(range.start)), codes.add(B::words(range.start)));
         }
         let mut inputs = Inputs {
-            codes: x.codes.at(token * cols / 2),
-            offsets: x.offsets.at(token * cols / NARROW),
-            sums: x.sums.at(token * cols / NARROW),
+            codes: x.codes.at(token * cols / 2).add(range.start / 2 * T),
+            offsets: x.offsets.at(token * cols / NARROW).add(range.start / NARROW * T),
+            sums: x.sums.at(token * cols / NARROW).add(range.start / NARROW * T),
         };
-        let scales: *const f32 = x.scales.at(token * cols.div_ceil(WIDE));
+        let mut scales = x.scales.at(token * cols.div_ceil(WIDE)).add(range.start / WIDE * T);
         let mut total = [[S::splat(0.0); T]; P];
-        for (block, first) in (0..cols).step_by(WIDE).enumerate() {
-            let width = WIDE.min(cols - first);
+        for (p, total) in total.iter_mut().enumerate() {
+            for (t, total) in total.iter_mut().enumerate() {
+                if range.start > 0 {
+                    *total = S::load_f32(sums.add((t * P + p) * LANES));
+                } else if job.add {
+                    *total = load::<S>(job, panel + p, token + t);
+                }
+            }
+        }
+        for first in range.clone().step_by(WIDE) {
+            let width = WIDE.min(range.end - first);
             let partial = B::dot::<S, P, T>(width, &mut weights, &mut inputs);
             for t in 0..T {
-                let scale = S::splat(*scales.add(block * T + t));
+                let scale = S::splat(*scales.add(t));
                 for p in 0..P {
                     total[p][t] = S::fma(partial[p][t], scale, total[p][t]);
                 }
             }
+            scales = scales.add(T);
         }
-        store::<S, P, T>(job, panel, token, &total);
+        for (p, total) in total.iter().enumerate() {
+            for (t, total) in total.iter().enumerate() {
+                if range.end < cols {
+                    S::store(*total, sums.add((t * P + p) * LANES));
+                } else {
+                    store::<S>(job, panel + p, token + t, *total);
+                }
+            }
+        }
     }
 }
 
-/// Writes a tile, without the rows that pad the last panel.
+/// Where a panel's outputs for a token lie, and how many there are.
 ///
 /// # Safety
 /// As [`product`].
 #[inline(always)]
-unsafe fn store<S: Simd, const P: usize, const T: usize>(
-    job: &Product<'_>,
-    panel: usize,
-    token: usize,
-    total: &[[S::F; T]; P],
-) {
-    for (p, total) in total.iter().enumerate() {
-        let row = (panel + p) * LANES;
-        for (t, total) in total.iter().enumerate() {
-            // SAFETY: the caller's; a last panel that is not full goes through `padded`.
-            unsafe {
-                let out = job.out.add((token + t) * job.stride + row);
-                if row + LANES <= job.weights.rows {
-                    let before = if job.add { S::load_f32(out) } else { S::splat(0.0) };
-                    S::store(S::add(before, *total), out);
-                } else {
-                    let mut padded = [0.0; LANES];
-                    S::store(*total, padded.as_mut_ptr());
-                    let out = slice::from_raw_parts_mut(out, job.weights.rows - row);
-                    for (out, x) in out.iter_mut().zip(padded) {
-                        *out = if job.add { *out + x } else { 0.0 + x };
-                    }
-                }
-            }
+unsafe fn place(job: &Product<'_>, panel: usize, token: usize) -> (*mut f32, usize) {
+    let row = panel * LANES;
+    // SAFETY: the caller's.
+    (unsafe { job.out.add(token * job.stride + row) }, LANES.min(job.weights.rows - row))
+}
+
+/// The sums so far.
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn load<S: Simd>(job: &Product<'_>, panel: usize, token: usize) -> S::F {
+    // SAFETY: the caller's; a last panel that is not full goes through an array.
+    unsafe {
+        let (out, rows) = place(job, panel, token);
+        if rows == LANES {
+            return S::load_f32(out);
         }
+        let mut padded = [0.0; LANES];
+        std::ptr::copy_nonoverlapping(out, padded.as_mut_ptr(), rows);
+        S::load_f32(padded.as_ptr())
+    }
+}
+
+/// Writes sums, without the rows that pad the last panel.
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn store<S: Simd>(job: &Product<'_>, panel: usize, token: usize, sums: S::F) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (out, rows) = place(job, panel, token);
+        if rows == LANES {
+            return S::store(sums, out);
+        }
+        let mut padded = [0.0; LANES];
+        S::store(sums, padded.as_mut_ptr());
+        std::ptr::copy_nonoverlapping(padded.as_ptr(), out, rows);
     }
 }
 
 /// A format's dot product over one block of up to 128 inputs.
 trait Block {
+    /// Halves of scales before input `first` of a panel.
+    fn scales(first: usize) -> usize;
+    /// Words of codes before input `first` of a panel.
+    fn words(first: usize) -> usize;
+
     /// The block's products, each scaled by its weights' scales but not by the activations', with all
     /// pointers advanced past the block.
     ///
@@ -200,6 +267,14 @@ struct Wide;
 
 impl Block for Wide {
     #[inline(always)]
+    fn scales(first: usize) -> usize {
+        first / WIDE * LANES
+    }
+    #[inline(always)]
+    fn words(first: usize) -> usize {
+        first / 2 * LANES
+    }
+    #[inline(always)]
     unsafe fn dot<S: Simd, const P: usize, const T: usize>(
         width: usize,
         weights: &mut [(*const u16, *const i32); P],
@@ -211,6 +286,7 @@ impl Block for Wide {
             for _ in 0..width / 2 {
                 let mut w = [S::splat_i(0); P];
                 for p in 0..P {
+                    S::prefetch(weights[p].1.wrapping_byte_add(AHEAD));
                     w[p] = S::load(weights[p].1);
                     weights[p].1 = weights[p].1.add(LANES);
                 }
@@ -253,6 +329,14 @@ trait Narrow {
 
 impl<N: Narrow> Block for N {
     #[inline(always)]
+    fn scales(first: usize) -> usize {
+        first / NARROW * if N::MINIMUM { 2 * LANES } else { LANES }
+    }
+    #[inline(always)]
+    fn words(first: usize) -> usize {
+        first / NARROW * N::WORDS * LANES
+    }
+    #[inline(always)]
     unsafe fn dot<S: Simd, const P: usize, const T: usize>(
         width: usize,
         weights: &mut [(*const u16, *const i32); P],
@@ -274,6 +358,7 @@ impl<N: Narrow> Block for N {
                 for word in 0..N::WORDS {
                     let mut w = [S::splat_i(0); P];
                     for p in 0..P {
+                        S::prefetch(weights[p].1.add(word * LANES).wrapping_byte_add(AHEAD));
                         w[p] = S::load(weights[p].1.add(word * LANES));
                     }
                     N::unpack::<S, P, T>(&mut acc, w, inputs.codes.add(2 * word * T));

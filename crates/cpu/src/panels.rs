@@ -8,7 +8,7 @@
 use model::{Matrix, TensorType};
 
 use crate::activations::{NARROW, WIDE};
-use crate::simd::{LANES, Simd, largest, sum};
+use crate::simd::{LANES, Simd};
 
 /// How a panel's codes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,7 +193,7 @@ unsafe fn pack_wide<S: Simd>(row: &[u8], cols: usize, scales: *mut u16, codes: *
                 total = S::add(total, x);
                 most = S::max(most, x);
             }
-            let needed = (sum::<S>(total) / WIDE_SUM).max(largest::<S>(most) / 32767.0);
+            let needed = (S::sum(total) / WIDE_SUM).max(S::largest(most) / 32767.0);
             if needed < 1e-36 {
                 continue; // Nothing but zeros, as far as f32 can tell: the codes stay zero.
             }

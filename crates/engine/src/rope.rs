@@ -28,6 +28,11 @@ impl Rope {
         Rope { frequencies: std::array::from_fn(|i| f64::from(theta).powf(exponent(i))) }
     }
 
+    /// theta^(-2i/128) for each pair i, for a device that forms the angles itself.
+    pub fn frequencies(&self) -> &[f64; PAIRS] {
+        &self.frequencies
+    }
+
     /// The rotation at `position`.
     pub fn at(&self, position: u32) -> Rotation {
         let turns = self.frequencies.map(|f| (f64::from(position) * f).sin_cos());

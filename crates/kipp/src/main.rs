@@ -4,7 +4,10 @@
 
 #![forbid(unsafe_code)]
 
+mod backends;
+mod bench;
 mod chat;
+mod doctor;
 mod generate;
 mod inspect;
 mod ls;
@@ -46,8 +49,12 @@ enum Verb {
     Inspect(inspect::Args),
     /// Lists the checkpoints that kipp runs and which of them are here.
     Ls(ls::Args),
+    /// Says what this machine has and what fits on it.
+    Doctor(doctor::Args),
     /// Measures the perplexity of a text.
     Ppl(ppl::Args),
+    /// Measures how fast a backend reads prompts and generates.
+    Bench(bench::Args),
     /// Checks a backend against the scalar oracle on this machine.
     Verify(verify::Args),
 }
@@ -61,7 +68,9 @@ fn main() -> ExitCode {
         Verb::Render(args) => render::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
+        Verb::Doctor(args) => doctor::run(args),
         Verb::Ppl(args) => ppl::run(args),
+        Verb::Bench(args) => bench::run(args),
         Verb::Verify(args) => verify::run(args),
     };
     match result {

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use cpu::{Cpu, Options};
-use engine::conformance::Reproducibility;
-use engine::{Backend, KvConfig, KvKind, Oracle, SamplingParams};
-use model::Model;
+use engine::{Backend, BackendError, KvConfig, KvKind, SamplingParams};
+use model::{Checkpoint, Model, Spec};
 
-use crate::store::Reference;
+use crate::backends::{BackendName, Maker, Settings};
+use crate::store::{Reference, parse_scheme};
 
 /// Which model, on what.
 #[derive(Args)]
@@ -22,38 +21,19 @@ pub struct ModelOptions {
     /// Threads; the physical cores that this process may use if left out
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// Number of the GPU, counted from 0
+    #[arg(long, default_value_t = 0)]
+    pub device: usize,
+    /// On a GPU, use one class of kernels whatever the size of a batch: the same bits for a request in any
+    /// company, and slower. The processor's answers are the same bits anyway
+    #[arg(long)]
+    pub deterministic: bool,
     /// Positions, prompt and answer together, e.g. 32k; what the checkpoint was made for if left out
     #[arg(long, value_parser = parse_size)]
     pub ctx: Option<usize>,
     /// How keys and values are stored
     #[arg(long, value_enum, default_value_t = KvName::Bf16)]
     pub kv: KvName,
-}
-
-/// The backends of this binary.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BackendName {
-    /// This machine's processor, with the best instructions that it has
-    Cpu,
-    /// The scalar definition of the model: slow, for reference
-    Oracle,
-}
-
-impl BackendName {
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            BackendName::Cpu => "cpu",
-            BackendName::Oracle => "oracle",
-        }
-    }
-
-    /// What it promises about its own sums.
-    pub fn reproducibility(self) -> Reproducibility {
-        match self {
-            BackendName::Cpu | BackendName::Oracle => Reproducibility::Bitwise,
-        }
-    }
 }
 
 /// KV storage types.
@@ -87,24 +67,67 @@ impl ModelOptions {
         self.threads.map_or_else(cpu::default_threads, usize::from)
     }
 
-    /// A backend that holds `positions` in its KV cache.
-    pub fn backend(&self, model: &Arc<Model>, positions: usize) -> Result<Box<dyn Backend>> {
+    /// A KV cache for one sequence of `positions`.
+    pub fn kv_config(&self, positions: usize) -> KvConfig {
         let kind = match self.kv {
             KvName::Bf16 => KvKind::Bf16,
             KvName::Q8_0 => KvKind::Q8_0,
         };
-        self.backend_with(model, KvConfig::for_positions(positions, kind))
+        KvConfig::for_positions(positions, kind)
     }
 
-    /// A backend with this KV cache.
-    pub fn backend_with(&self, model: &Arc<Model>, kv: KvConfig) -> Result<Box<dyn Backend>> {
-        match self.backend {
-            BackendName::Cpu => {
-                let options = Options { threads: self.threads(), ..Options::default() };
-                Ok(Box::new(Cpu::new(Arc::clone(model), kv, options, &mut |_, _| {})?))
-            }
-            BackendName::Oracle => Ok(Box::new(Oracle::new(Arc::clone(model), kv, self.threads()))),
+    /// A backend that holds `positions` in its KV cache.
+    pub fn backend(&self, model: &Arc<Model>, positions: usize) -> Result<Box<dyn Backend>> {
+        Ok(self.maker(model)?(self.kv_config(positions))?)
+    }
+
+    /// What makes backends of the chosen kind; the model is prepared once.
+    pub fn maker(&self, model: &Arc<Model>) -> Result<Maker, BackendError> {
+        let Self { device, deterministic, .. } = *self;
+        self.backend.maker(model, Settings { threads: self.threads(), device, deterministic })
+    }
+}
+
+impl KvName {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvName::Bf16 => "bf16",
+            KvName::Q8_0 => "q8_0",
         }
+    }
+}
+
+/// Made-up weights, for measuring and verifying on machines that hold no checkpoint.
+#[derive(Args)]
+pub struct SyntheticOptions {
+    /// Use made-up weights with the dimensions of this registry entry
+    #[arg(long, value_name = "ID", conflicts_with = "model")]
+    pub synthetic: Option<String>,
+    /// How the made-up weights are stored
+    #[arg(long, default_value = "bf16", requires = "synthetic")]
+    pub scheme: String,
+    /// Use only the first layers of the made-up weights
+    #[arg(long, requires = "synthetic")]
+    pub layers: Option<usize>,
+}
+
+impl SyntheticOptions {
+    /// The made-up model, if one was asked for, or the model that was named.
+    pub fn open_or(&self, named: &ModelOptions) -> Result<Arc<Model>> {
+        let Some(id) = &self.synthetic else { return named.open() };
+        let checkpoint = Checkpoint::find(id)
+            .with_context(|| format!("--synthetic: expected a registry id, found `{id}`"))?;
+        let scheme = parse_scheme(&self.scheme)?;
+        let schemes = (scheme, scheme.default_head());
+        let model = match self.layers {
+            None => Model::synthetic(checkpoint, schemes, 0)?,
+            Some(layers) => {
+                let layers = layers.clamp(1, checkpoint.spec.layers);
+                Model::synthetic(Spec { layers, ..checkpoint.spec }, schemes, 0)?
+            }
+        };
+        Ok(Arc::new(model))
     }
 }
 

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use engine::{Engine, KvConfig, KvKind, Service, Settings};
+use engine::{Engine, KvConfig, Service, Settings};
 use model::Model;
 use server::{Card, Config, Ended, Loaded, Server, Tls};
 use text::Tokenizer;
 use tokio::sync::watch;
 
-use crate::options::{KvName, ModelOptions, parse_size};
+use crate::machine;
+use crate::options::{ModelOptions, parse_size};
 use crate::output::{complain, size};
 use crate::store::BUILTIN;
 
@@ -114,17 +115,13 @@ impl Args {
     /// The KV cache: what was asked for, or half of the free memory, and never more than all requests
     /// at once could fill.
     fn kv(&self, model: &Model, context: usize) -> KvConfig {
-        let kind = match self.model.kv {
-            KvName::Bf16 => KvKind::Bf16,
-            KvName::Q8_0 => KvKind::Q8_0,
-        };
-        let one = KvConfig::for_positions(context, kind).blocks;
-        let most = one * usize::from(self.max_seqs);
-        let each = KvConfig { blocks: 1, kind }.bytes(model.spec().layers);
-        let memory =
-            self.kv_memory.map(|bytes| bytes as u64).or(free_memory().map(|free| free / 2));
-        let blocks = memory.map_or(4 * one, |bytes| (bytes / each) as usize);
-        KvConfig { blocks: blocks.clamp(1, most), kind }
+        let one = self.model.kv_config(context);
+        let most = one.blocks * usize::from(self.max_seqs);
+        let each = KvConfig { blocks: 1, ..one }.bytes(model.spec().layers);
+        let free = || machine::available_memory().map(|free| free / 2);
+        let memory = self.kv_memory.map(|bytes| bytes as u64).or_else(free);
+        let blocks = memory.map_or(4 * one.blocks, |bytes| (bytes / each) as usize);
+        KvConfig { blocks: blocks.clamp(1, most), ..one }
     }
 }
 
@@ -135,7 +132,7 @@ fn load(args: &Args) -> Result<(Loaded, String)> {
     let checkpoint = model.checkpoint().context("the model is of no registered checkpoint")?;
     let context = args.model.context(&model)?;
     let kv = args.kv(&model, context);
-    let backend = args.model.backend_with(&model, kv)?;
+    let backend = args.model.maker(&model)?(kv)?;
     let settings = Settings {
         max_running: args.max_seqs.into(),
         token_budget: args.token_budget.into(),
@@ -168,14 +165,6 @@ fn load(args: &Args) -> Result<(Loaded, String)> {
 fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     let mut addresses = (host, port).to_socket_addrs().with_context(|| format!("--host {host}"))?;
     addresses.next().with_context(|| format!("--host {host}: no such address"))
-}
-
-/// Bytes of memory that programs could still get, where the system tells.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kilobytes << 10)
 }
 
 /// The first request to end, from the terminal or the system, and the second.

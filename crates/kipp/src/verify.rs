@@ -6,29 +6,19 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use engine::conformance::{Finding, GATES, Gate, Rig, Subject};
-use engine::{BackendError, KvConfig};
-use model::{Checkpoint, Model, Scheme};
 use serde_json::{Value, json};
 
 use crate::machine;
-use crate::options::ModelOptions;
+use crate::options::{ModelOptions, SyntheticOptions};
 use crate::output::print;
-use crate::store::parse_scheme;
 
 /// Checks a backend against the scalar oracle on this machine.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelOptions,
-    /// Verify on made-up weights with the dimensions of this registry entry
-    #[arg(long, value_name = "ID", conflicts_with = "model")]
-    synthetic: Option<String>,
-    /// How the made-up weights are stored
-    #[arg(long, default_value = "bf16", requires = "synthetic")]
-    scheme: String,
-    /// Use only the first layers of the made-up weights, where the oracle would take too long
-    #[arg(long, requires = "synthetic")]
-    layers: Option<usize>,
+    #[command(flatten)]
+    synthetic: SyntheticOptions,
     /// Largest normalised mean squared error of logits
     #[arg(long, default_value_t = 1e-4)]
     bound: f64,
@@ -45,10 +35,7 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
-    let model = match &args.synthetic {
-        None => args.model.open()?,
-        Some(id) => synthetic(id, parse_scheme(&args.scheme)?, args.layers)?,
-    };
+    let model = args.synthetic.open_or(&args.model)?;
     let name = model.checkpoint().map_or("unregistered dimensions", |c| c.id);
     print(&format!(
         "{name}, {} weights, {} layers, backend {}\n",
@@ -56,12 +43,7 @@ pub fn run(args: Args) -> Result<()> {
         model.spec().layers,
         args.model.backend.name()
     ))?;
-    let mut make = |kv: KvConfig| {
-        args.model.backend_with(&model, kv).map_err(|error| match error.downcast() {
-            Ok(error) => error,
-            Err(other) => BackendError::Unavailable(other.to_string()),
-        })
-    };
+    let mut make = args.model.maker(&model)?;
     let mut rig = Rig::new(Subject {
         model: Arc::clone(&model),
         make: &mut make,
@@ -89,9 +71,7 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(path) = &args.json {
         let record = json!({
             "kind": "verify",
-            "machine": machine::describe(),
-            "commit": machine::COMMIT,
-            "command": machine::command(),
+            "made": machine::provenance(),
             "checkpoint": name,
             "scheme": model.scheme.name(),
             "layers": model.spec().layers,
@@ -106,22 +86,6 @@ pub fn run(args: Args) -> Result<()> {
         bail!("{} of {} gates do not hold: {}", failed.len(), gates.len(), failed.join(", "));
     }
     print("all gates hold\n")
-}
-
-/// Made-up weights with the dimensions of a registry entry, perhaps of fewer layers.
-fn synthetic(id: &str, scheme: Scheme, layers: Option<usize>) -> Result<Arc<Model>> {
-    let checkpoint = Checkpoint::find(id)
-        .with_context(|| format!("--synthetic: expected a registry id, found `{id}`"))?;
-    let schemes = (scheme, scheme.default_head());
-    let model = match layers {
-        None => Model::synthetic(checkpoint, schemes, 0)?,
-        Some(layers) => {
-            let mut spec = checkpoint.spec;
-            spec.layers = layers.clamp(1, spec.layers);
-            Model::synthetic(spec, schemes, 0)?
-        }
-    };
-    Ok(Arc::new(model))
 }
 
 fn row(gate: &Gate, finding: &Finding, seconds: f64) -> String {

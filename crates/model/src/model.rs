@@ -62,8 +62,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Maps a GGUF and checks it against the registry entry that it names or, if another program wrote it, whose
-    /// dimensions it has. The weights themselves are not read.
+    /// Maps a GGUF and checks it against the registry entry that it names or, if another program
+    /// wrote it, whose dimensions it has. The weights themselves are not read.
     pub fn open(path: &Path) -> Result<Self> {
         Self::read(mapping::map(path)?).map_err(|error| error.in_file(path))
     }
@@ -166,16 +166,107 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::gguf::{Value, Writer};
 
     #[test]
     fn the_builtin_model_is_kipp_tiny() {
         let model = Model::builtin().unwrap();
-        assert_eq!(model.checkpoint(), Checkpoint::find("kipp-tiny"));
+        let tiny = Checkpoint::find("kipp-tiny").unwrap();
+        assert_eq!(model.checkpoint(), Some(tiny));
         assert_eq!((model.scheme, model.head), (Scheme::Bf16, Scheme::Bf16));
-        let revision = Checkpoint::find("kipp-tiny").unwrap().revision;
-        let sha256 = vec![format!("{revision}  model.safetensors")];
+        let sha256 = vec![format!("{}  model.safetensors", tiny.revision)];
         assert_eq!(model.origin, Origin::Pinned { sha256 });
         assert_eq!(model.weights.embedding.bytes().as_ptr() as usize % 64, 0);
+        assert!(Gguf::read(Bytes::new(&BUILTIN.0[..])).unwrap().check_values().is_ok());
+    }
+
+    /// The file of a synthetic checkpoint whose weights are a hole: of the right size, and quick to
+    /// make.
+    struct Hollow(PathBuf);
+
+    impl Hollow {
+        fn new(id: &str, edit: impl Fn(&mut Vec<(String, Value)>)) -> Self {
+            let checkpoint = Checkpoint::find(id).unwrap();
+            let origin = Origin::Synthetic { seed: 1 };
+            let mut metadata = metadata::describe(checkpoint, Scheme::Q4_0, &origin);
+            edit(&mut metadata);
+            let tensors = layout::tensors(&checkpoint.spec, Scheme::Q4_0, Scheme::Q8_0);
+            let path = std::env::temp_dir().join(format!("kipp-{}-{id}.gguf", std::process::id()));
+            let file = File::create(&path).unwrap();
+            Writer::new(&file, &metadata, &tensors).unwrap();
+            let data: usize = tensors.iter().map(|t| t.bytes().next_multiple_of(64)).sum();
+            file.set_len(file.metadata().unwrap().len() + data as u64).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Hollow {
+        fn drop(&mut self) {
+            std::fs::remove_file(&self.0).unwrap();
+        }
+    }
+
+    /// Time is this thread's on a processor, because other tests and other programs run beside it.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn opening_is_quick_and_leaves_the_weights_alone() {
+        let on_cpu = || {
+            let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+            stat.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+        };
+        let file = Hollow::new("qwen3-0.6b", |_| {});
+        let start = on_cpu();
+        let model = Model::open(&file.0).unwrap();
+        let nanoseconds = on_cpu() - start;
+        assert_eq!(model.checkpoint().unwrap().id, "qwen3-0.6b");
+        assert_eq!(model.origin, Origin::Synthetic { seed: 1 });
+        assert_eq!(model.weights.layers[27].down.row_bytes(1023), [0; 1728]);
+        let (mapped, resident) = mapping_kib(&file.0);
+        println!("opened in {nanoseconds} ns, {resident} KiB of {mapped} KiB were read");
+        assert!(nanoseconds < 100_000_000);
+        assert!(mapped > 400_000 && resident < 20_000);
+    }
+
+    /// Size of a file's mapping in this process and how much of it is in memory.
+    #[cfg(target_os = "linux")]
+    fn mapping_kib(path: &Path) -> (usize, usize) {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (_, map) = maps.split_once(path.to_str().unwrap()).unwrap();
+        let field = |name| {
+            let (_, value) = map.split_once(name).unwrap();
+            value.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        (field("\nSize:"), field("\nRss:"))
+    }
+
+    #[test]
+    fn files_of_other_programs_are_told_apart_by_dimensions_and_name() {
+        let open = |id, name: &str| {
+            let file = Hollow::new(id, |metadata| {
+                metadata.retain(|(key, _)| !key.starts_with("kipp."));
+                for (key, value) in metadata {
+                    if key == "general.name" {
+                        *value = Value::String(name.into());
+                    }
+                }
+            });
+            Model::open(&file.0)
+        };
+        let model = open("qwen3-1.7b", "anything").unwrap();
+        assert_eq!((model.checkpoint().unwrap().id, model.origin), ("qwen3-1.7b", Origin::Foreign));
+        assert_eq!((model.scheme, model.head), (Scheme::Q4_0, Scheme::Q8_0));
+
+        let id = "qwen3-4b-thinking-2507";
+        let model = open(id, "Qwen3 4B Thinking 2507").unwrap();
+        assert_eq!(model.checkpoint().unwrap().id, id);
+        let error = open(id, "Qwen3 4B 2507").err().unwrap().to_string();
+        assert!(
+            error.contains("dimensions: expected those of one registered checkpoint"),
+            "{error}"
+        );
     }
 }

@@ -173,14 +173,14 @@ fn mix(word: u64) -> u64 {
     (product as u64) ^ (product >> 64) as u64
 }
 
-/// An open-addressed table of words, filled once and at most half full.
+/// An open-addressed table of words, filled once and at most two thirds full.
 struct Table {
     slots: Box<[u64]>,
 }
 
 impl Table {
     fn new(entries: usize) -> Self {
-        Self { slots: vec![EMPTY; (entries * 2).next_power_of_two()].into() }
+        Self { slots: vec![EMPTY; (entries * 3 / 2).next_power_of_two()].into() }
     }
 
     fn insert(&mut self, hash: u64, word: u64) {

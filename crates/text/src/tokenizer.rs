@@ -39,11 +39,8 @@ impl Tokenizer {
 
     /// The tokenizer of a checkpoint with these dimensions, if there is one.
     pub fn of(spec: &Spec) -> Option<&'static Self> {
-        let vocabulary = Vocabulary::of(spec)?;
-        [Self::family, Self::tiny]
-            .into_iter()
-            .map(|tokenizer| tokenizer())
-            .find(|tokenizer| std::ptr::eq(tokenizer.vocabulary, vocabulary))
+        let tiny = std::ptr::eq(Vocabulary::of(spec)?, Vocabulary::tiny());
+        Some(if tiny { Self::tiny() } else { Self::family() })
     }
 
     fn new(vocabulary: &'static Vocabulary) -> Self {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{case, ids, lines};
+use common::{case, ids};
 use model::Variant;
 use serde_json::{Value, json};
 use text::{Conversation, Error, Special, Tokenizer};

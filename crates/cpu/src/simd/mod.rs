@@ -30,6 +30,8 @@ pub trait Simd: Copy {
     /// How many panels and tokens one tile of the matrix product holds in registers, at most.
     const TILE: (usize, usize);
 
+    /// Asks for a cache line that will be needed; any address will do.
+    unsafe fn prefetch(at: *const i32);
     unsafe fn load(from: *const i32) -> Self::I;
     unsafe fn splat_i(x: i32) -> Self::I;
     /// acc + w.0 * a.0 + w.1 * a.1 for the i16 pairs of each lane; exact unless it overflows.
@@ -62,6 +64,18 @@ pub trait Simd: Copy {
     /// 1 where x > bound, else 0.
     unsafe fn above(x: Self::F, bound: Self::F) -> Self::F;
     unsafe fn abs(x: Self::F) -> Self::F;
+    /// Sum of the lanes, halving: the same order in every class.
+    #[inline(always)]
+    unsafe fn sum(x: Self::F) -> f32 {
+        // SAFETY: the caller's.
+        fold(unsafe { lanes::<Self>(x) }, |a, b| a + b)
+    }
+    /// Largest lane.
+    #[inline(always)]
+    unsafe fn largest(x: Self::F) -> f32 {
+        // SAFETY: the caller's.
+        fold(unsafe { lanes::<Self>(x) }, |a, b| if a > b { a } else { b })
+    }
     /// 2^n for integers -126 <= n <= 127.
     unsafe fn pow2(n: Self::I) -> Self::F;
 }
@@ -76,26 +90,6 @@ unsafe fn lanes<S: Simd>(x: S::F) -> [f32; LANES] {
     // SAFETY: the caller's, and `out` holds 16 lanes.
     unsafe { S::store(x, out.as_mut_ptr()) };
     out
-}
-
-/// Sum of the lanes, halving: the same order in every class.
-///
-/// # Safety
-/// As [`Simd`].
-#[inline(always)]
-pub unsafe fn sum<S: Simd>(x: S::F) -> f32 {
-    // SAFETY: the caller's.
-    fold(unsafe { lanes::<S>(x) }, |a, b| a + b)
-}
-
-/// Largest lane.
-///
-/// # Safety
-/// As [`Simd`].
-#[inline(always)]
-pub unsafe fn largest<S: Simd>(x: S::F) -> f32 {
-    // SAFETY: the caller's.
-    fold(unsafe { lanes::<S>(x) }, |a, b| if a > b { a } else { b })
 }
 
 #[inline(always)]

@@ -32,6 +32,8 @@ impl Simd for Portable {
     const TILE: (usize, usize) = (1, 4);
 
     #[inline(always)]
+    unsafe fn prefetch(_: *const i32) {}
+    #[inline(always)]
     unsafe fn load(from: *const i32) -> [i32; LANES] {
         unsafe { from.cast::<[i32; LANES]>().read_unaligned() }
     }

@@ -68,9 +68,15 @@ impl<'a> Rig<'a> {
     /// Compares with the oracle: NMSE over the whole vocabulary, and the same arg max wherever the
     /// oracle tells the two candidates apart.
     pub fn against_oracle(&self, name: &str, found: &Logits, expected: &Logits) -> Finding {
+        self.within(self.subject.bound, name, found, expected)
+    }
+
+    /// The same with a bound of at least `bound`.
+    pub fn within(&self, bound: f64, name: &str, found: &Logits, expected: &Logits) -> Finding {
+        let bound = bound.max(self.subject.bound);
         let mut worst = Finding {
             figure: 0.0,
-            bound: self.subject.bound,
+            bound,
             unit: Unit::Nmse,
             detail: String::new(),
         };
@@ -80,7 +86,7 @@ impl<'a> Rig<'a> {
                 worst.figure = nmse;
                 worst.detail = format!("{name}, row {i}");
             }
-            if let Some(detail) = argmax_differs(found, expected) {
+            if let Some(detail) = argmax_differs(found, expected, bound) {
                 worst.figure = f64::INFINITY;
                 worst.detail = format!("{name}, row {i}: {detail}");
             }
@@ -185,9 +191,13 @@ pub fn nmse(found: &[f32], expected: &[f32]) -> f64 {
     difference.sum::<f64>() / size.sum::<f64>()
 }
 
-/// Says which candidates the two rows prefer, unless they prefer the same or cannot tell.
-fn argmax_differs(found: &[f32], expected: &[f32]) -> Option<String> {
+/// Says which candidates the two rows prefer, unless they prefer the same or cannot tell: at an NMSE of
+/// `bound` the difference of two logits has a deviation of sqrt(2 bound) times the size of a logit, and
+/// the worst of many rows may be three of those off.
+fn argmax_differs(found: &[f32], expected: &[f32], bound: f64) -> Option<String> {
     let ((found, _), (best, largest)) = (argmax(found)?, argmax(expected)?);
-    let gap = largest - expected.get(found as usize)?;
-    (gap > 1e-3).then(|| format!("arg max {found}, expected {best} by {gap}"))
+    let gap = f64::from(largest - expected.get(found as usize)?);
+    let squares: f64 = expected.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    let blur = 3.0 * (2.0 * bound * squares / expected.len() as f64).sqrt();
+    (gap > blur).then(|| format!("arg max {found}, expected {best} by {gap}"))
 }

@@ -1,5 +1,6 @@
 //! Metadata values.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::tensor::Bytes;
@@ -167,7 +168,7 @@ pub struct Array {
     pub element: ValueType,
     /// Number of elements.
     pub len: usize,
-    /// The elements; strings are valid UTF-8, each behind its length.
+    /// The elements; each string behind its length.
     pub(super) bytes: Bytes,
 }
 
@@ -190,8 +191,9 @@ impl Array {
         Self { element: ValueType::I32, len: bytes.len() / 4, bytes: Bytes::new(bytes) }
     }
 
-    /// The strings; none if the elements are of another type.
-    pub fn strings(&self) -> impl Iterator<Item = &str> {
+    /// The strings; none if the elements are of another type. What is not UTF-8 becomes U+FFFD:
+    /// reading a file checks only that the strings are inside it.
+    pub fn strings(&self) -> impl Iterator<Item = Cow<'_, str>> {
         let mut rest: &[u8] = match self.element {
             ValueType::String => &self.bytes,
             _ => &[],
@@ -200,7 +202,7 @@ impl Array {
             let (len, behind) = rest.split_first_chunk()?;
             let (text, behind) = behind.split_at_checked(u64::from_le_bytes(*len) as usize)?;
             rest = behind;
-            std::str::from_utf8(text).ok()
+            Some(String::from_utf8_lossy(text))
         })
     }
 

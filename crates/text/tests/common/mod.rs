@@ -1,7 +1,24 @@
-//! The case files under `tests/data`, shared by the tests of this crate.
+//! The case files under `tests/data` and a clock, shared by the tests of this crate.
 #![allow(dead_code)] // each test file uses a part
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
+
+/// The processor time that `work` takes on this thread, so that a busy machine does not count; elapsed
+/// time where the system does not tell.
+pub fn time(work: impl FnOnce()) -> Duration {
+    let on_processor = || {
+        let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        stat.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+    };
+    let (start, clock) = (on_processor(), Instant::now());
+    work();
+    match (start, on_processor()) {
+        (Some(start), Some(end)) => end - start,
+        _ => clock.elapsed(),
+    }
+}
 
 /// Input and expectation of a case collected from the trackers of other engines.
 pub fn case(id: &str) -> (Value, Value) {

@@ -1,0 +1,157 @@
+//! The kernels of every class of this machine against plain f64 arithmetic, on random ragged shapes.
+
+use engine::philox::philox;
+use model::float::{f32_to_bf16, f32_to_f16};
+use model::tensor::Bytes;
+use model::{Matrix, TensorType};
+
+use crate::activations::{Activations, Rows, Source, Tile, tiles};
+use crate::kernels::Kernels;
+use crate::matmul::Product;
+use crate::memory::Shared;
+use crate::panels::{Format, Panels};
+use crate::simd::{Class, LANES};
+
+/// Random numbers.
+struct Dice(u64, u32);
+
+impl Dice {
+    fn next(&mut self) -> u32 {
+        self.1 += 1;
+        philox(self.0, [self.1, 0, 0, 0])[0]
+    }
+
+    fn below(&mut self, sides: usize) -> usize {
+        self.next() as usize % sides
+    }
+
+    /// About normal.
+    fn normal(&mut self) -> f32 {
+        let bytes = self.next().to_le_bytes().map(f32::from);
+        (bytes.iter().sum::<f32>() - 510.0) / 147.8
+    }
+}
+
+const TYPES: [TensorType; 4] =
+    [TensorType::Bf16, TensorType::Q8_0, TensorType::Q4_1, TensorType::Q4_0];
+
+fn matrix(dice: &mut Dice, ty: TensorType, rows: usize, cols: usize) -> Matrix {
+    let mut bytes = Vec::new();
+    for _ in 0..rows * cols / ty.block() {
+        if ty == TensorType::Bf16 {
+            bytes.extend(f32_to_bf16(dice.normal() * 0.02).to_le_bytes());
+            continue;
+        }
+        let start = bytes.len();
+        while bytes.len() < start + ty.block_bytes() {
+            bytes.extend(dice.next().to_le_bytes());
+        }
+        bytes.truncate(start + ty.block_bytes());
+        let scales = if ty == TensorType::Q4_1 { 2 } else { 1 };
+        for i in 0..scales {
+            let half = f32_to_f16(dice.normal() * 0.01).to_le_bytes();
+            bytes[start + 2 * i..start + 2 * i + 2].copy_from_slice(&half);
+        }
+    }
+    Matrix::new(ty, rows, cols, Bytes::new(bytes)).expect("a matrix")
+}
+
+/// `x`, `[tokens, cols]`, times the matrix, by one class's kernels, in units of `unit` panels.
+fn multiply(kernels: &Kernels, matrix: &Matrix, x: &[f32], add: f32, unit: usize) -> Vec<f32> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let tokens = x.len() / cols;
+    let format = Format::of(matrix.ty).expect("a format");
+    let arena = Shared::<u8>::new(Panels::bytes(format, rows, cols));
+    let weights = Panels::new(format, rows, cols, arena.at(0));
+    let activations = Activations::new(tokens, cols, format.levels());
+    let mut cut = Vec::new();
+    tiles(tokens, kernels.tile_tokens, &mut cut);
+    let mut out = vec![add; tokens * rows];
+    let mut scratch = vec![0.0; cols.max(tokens * unit * LANES)];
+    let source = Source { rows: Rows::Plain(x.as_ptr()), stride: cols };
+    // SAFETY: the class is this machine's, everything has these shapes, and there is one thread.
+    unsafe {
+        for panel in 0..weights.panels() {
+            (kernels.pack)(&weights, format, matrix, panel);
+        }
+        for &tile in &cut {
+            let Tile { start, len } = tile;
+            for token in start..start + len {
+                (kernels.quantise)(&activations, tile, token, &source, &mut scratch[..cols]);
+            }
+        }
+        let product = Product {
+            weights: &weights,
+            activations: &activations,
+            tiles: &cut,
+            out: out.as_mut_ptr(),
+            stride: rows,
+            add: add != 0.0,
+        };
+        for first in (0..weights.panels()).step_by(unit) {
+            let count = unit.min(weights.panels() - first);
+            (kernels.product)(&product, first, count, &mut scratch);
+        }
+    }
+    out
+}
+
+fn nmse(found: &[f32], expected: &[f64]) -> f64 {
+    let difference: f64 =
+        found.iter().zip(expected).map(|(&a, &b)| (f64::from(a) - b).powi(2)).sum();
+    difference / expected.iter().map(|b| b * b).sum::<f64>()
+}
+
+#[test]
+fn products_agree_with_plain_arithmetic_and_do_not_depend_on_the_tile() {
+    let mut dice = Dice(std::process::id().into(), 0);
+    for class in Class::available() {
+        let kernels = class.kernels().expect("available");
+        for ty in TYPES {
+            for _ in 0..4 {
+                let (rows, cols) = (1 + dice.below(90), 32 * (1 + dice.below(70)));
+                let tokens = 1 + dice.below(40);
+                let w = matrix(&mut dice, ty, rows, cols);
+                let x: Vec<f32> = (0..tokens * cols).map(|_| dice.normal()).collect();
+                let add = if dice.below(2) == 0 { 0.0 } else { 0.5 };
+                let name = format!("{class:?} {ty} [{rows}, {cols}] x {tokens}");
+
+                let mut row = vec![0.0; cols];
+                let mut expected = vec![0.0; tokens * rows];
+                for r in 0..rows {
+                    w.row_f32(r, &mut row);
+                    for (t, x) in x.chunks_exact(cols).enumerate() {
+                        let products = x.iter().zip(&row).map(|(&x, &w)| f64::from(x) * f64::from(w));
+                        expected[t * rows + r] = products.sum::<f64>() + f64::from(add);
+                    }
+                }
+                let found = multiply(kernels, &w, &x, add, 1 + dice.below(6));
+                let error = nmse(&found, &expected);
+                assert!(error <= 1e-7, "{name}: NMSE {error:e}");
+                for (t, x) in x.chunks_exact(cols).enumerate() {
+                    let alone = multiply(kernels, &w, x, add, 2);
+                    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert_eq!(bits(&alone), bits(&found[t * rows..][..rows]), "{name}, token {t}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_sums_do_not_overflow() {
+    for class in Class::available() {
+        let kernels = class.kernels().expect("available");
+        let (rows, cols) = (16, 256);
+        let byte = |i: usize| if i % 34 < 2 { [0x00, 0x3c][i % 34] } else { 0x80 };
+        let q8 = (0..rows * cols / 32 * 34).map(byte).collect::<Vec<u8>>();
+        let bf16 = f32_to_bf16(3.0).to_le_bytes().repeat(rows * cols);
+        for (ty, bytes, weight) in [(TensorType::Q8_0, q8, -128.0), (TensorType::Bf16, bf16, 3.0)] {
+            let w = Matrix::new(ty, rows, cols, Bytes::new(bytes)).expect("a matrix");
+            let found = multiply(kernels, &w, &vec![7.0; cols], 0.0, 1);
+            let expected = vec![weight * 7.0 * cols as f64; rows];
+            // Equal weights are all rounded alike, by up to half of one in 2,040.
+            assert!(nmse(&found, &expected) <= 1e-7, "{class:?} {ty}: {found:?}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! kipp-tiny against the oracle, on text: what a user of the model would notice.
+
+use std::sync::Arc;
+
+use cpu::{Cpu, Options};
+use engine::conformance::nmse;
+use engine::sampling::argmax;
+use engine::{Answer, Backend, Batch, Input, KvConfig, KvKind, Oracle, Output, Row, Want};
+use model::layout::Tensor;
+use model::source::Source;
+use model::{Matrix, Model, Scheme};
+
+/// Tokens of the validation text that the reference perplexity was measured on.
+const TOKENS: usize = 1024;
+
+/// The built-in model's rows, to be stored under another scheme.
+struct Rows(Model);
+
+impl Source for Rows {
+    fn row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) {
+        let weights = &self.0.weights;
+        let mut parts = tensor.name.split('.');
+        let layer = match parts.next() {
+            Some("token_embd") => return weights.embedding.row_f32(row, out),
+            Some("output_norm") => return out.copy_from_slice(weights.output_norm.as_f32()),
+            _ => &weights.layers[parts.next().and_then(|i| i.parse::<usize>().ok()).expect("a layer")],
+        };
+        let matrix: &Matrix = match parts.next().expect("a tensor of a layer") {
+            "attn_norm" => return out.copy_from_slice(layer.attention_norm.as_f32()),
+            "attn_q_norm" => return out.copy_from_slice(layer.q_norm.as_f32()),
+            "attn_k_norm" => return out.copy_from_slice(layer.k_norm.as_f32()),
+            "ffn_norm" => return out.copy_from_slice(layer.ffn_norm.as_f32()),
+            "attn_q" => &layer.q,
+            "attn_k" => &layer.k,
+            "attn_v" => &layer.v,
+            "attn_output" => &layer.o,
+            "ffn_gate" => &layer.gate,
+            "ffn_up" => &layer.up,
+            "ffn_down" => &layer.down,
+            other => panic!("unknown tensor {other}"),
+        };
+        matrix.row_f32(row, out);
+    }
+}
+
+fn under(scheme: Scheme) -> Model {
+    let bf16 = Model::builtin().expect("the built-in model");
+    let (identity, origin) = (bf16.identity, bf16.origin.clone());
+    let schemes = (scheme, scheme.default_head());
+    Model::encode(identity, schemes, origin, &Rows(bf16)).expect("an encoded model")
+}
+
+/// Logits of every position.
+fn logits(backend: &mut dyn Backend, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let table: Vec<u32> = (0..tokens.len().div_ceil(32) as u32).collect();
+    let mut all = Vec::new();
+    for (i, chunk) in tokens.chunks(500).enumerate() {
+        let mut batch = Batch::default();
+        batch.push(chunk.iter().map(|&t| Input::Token(t)), i * 500, &table);
+        let rows = 0..chunk.len();
+        batch.rows.extend(rows.map(|token| Row { token, want: Want::Logits }));
+        let mut out = Output::default();
+        backend.forward(&batch, &mut out).expect("a batch");
+        all.extend(out.answers.into_iter().map(|answer| match answer {
+            Answer::Logits(logits) => logits,
+            other => panic!("asked for logits, got {other:?}"),
+        }));
+    }
+    all
+}
+
+fn perplexity(logits: &[Vec<f32>], tokens: &[u32]) -> f64 {
+    let surprise = |(row, &next): (&Vec<f32>, &u32)| {
+        let max = f64::from(argmax(row).expect("a best token").1);
+        let sum: f64 = row.iter().map(|&x| (f64::from(x) - max).exp()).sum();
+        max + sum.ln() - f64::from(row[next as usize])
+    };
+    let total: f64 = logits.iter().zip(&tokens[1..]).map(surprise).sum();
+    (total / (tokens.len() - 1) as f64).exp()
+}
+
+#[test]
+fn text_reads_as_the_oracle_reads_it() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/data/goldens/valid.u16");
+    let bytes = std::fs::read(file).expect("valid.u16");
+    let pairs = bytes.chunks_exact(2).take(TOKENS);
+    let tokens: Vec<u32> = pairs.map(|b| u32::from(u16::from_le_bytes([b[0], b[1]]))).collect();
+    let kv = KvConfig { blocks: TOKENS / 32, kind: KvKind::Bf16 };
+    for scheme in [Scheme::Bf16, Scheme::Q8_0, Scheme::Q4_1, Scheme::Q4_0] {
+        let model = Arc::new(under(scheme));
+        let mut oracle = Oracle::new(Arc::clone(&model), kv, 2);
+        let options = Options { threads: 2, ..Options::default() };
+        let mut cpu = Cpu::new(model, kv, options, &mut |_, _| ()).expect("a backend");
+        let (found, expected) = (logits(&mut cpu, &tokens), logits(&mut oracle, &tokens));
+        let error = nmse(&found.concat(), &expected.concat());
+        let worst =
+            found.iter().zip(&expected).map(|(a, b)| nmse(a, b)).fold(0.0, f64::max);
+        let (a, b) = (perplexity(&found, &tokens), perplexity(&expected, &tokens));
+        println!(
+            "{scheme:?}: NMSE {error:.2e}, worst row {worst:.2e}, perplexity {a:.5} against {b:.5}"
+        );
+        assert!(error <= 1e-6, "{scheme:?}: NMSE {error:e}");
+        assert!((a / b - 1.0).abs() <= 1e-3, "{scheme:?}: perplexity {a}, oracle {b}");
+    }
+}

@@ -1,0 +1,182 @@
+//! The forward pass as a queue of kernels.
+
+use engine::BackendError;
+use model::{HEAD_DIM, KV_HEADS, Spec};
+
+use crate::driver::Stream;
+use crate::kernels::{Cache, Epilogue, Kernels, PARTS, Partials, SWIGLU_FACTOR};
+use crate::rows::{ANSWER_BYTES, TOP_BYTES};
+use crate::weights::{Layer, Weights};
+
+type Result<T> = std::result::Result<T, BackendError>;
+
+/// Addresses of the activations of one call; `[tokens, ...]` unless said otherwise.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Activations {
+    /// Residual stream, fp32 `[hidden]`.
+    pub x: u64,
+    /// Normed, fp16 `[hidden]`.
+    pub normed: u64,
+    /// Cosines and sines, fp32 `[64, 2]`.
+    pub rotations: u64,
+    /// fp32 `[(heads + 16) x 128]`.
+    pub qkv: u64,
+    /// fp16 `[heads x 128]`.
+    pub q: u64,
+    /// fp16 `[heads x 128]`.
+    pub attended: u64,
+    /// SwiGLU products, fp16 `[ffn]`.
+    pub products: u64,
+    /// Normed answer rows of one pass over the head, fp16 `[pass, hidden]`.
+    pub last: u64,
+    /// Of one pass over the head, fp32 `[pass, vocab]`.
+    pub logits: u64,
+    /// Of one pass over the head, `[pass, 32, 4]`.
+    pub stats: u64,
+    /// `[rows]` of 16 bytes.
+    pub answers: u64,
+    /// `[rows, 64, 2]`.
+    pub tops: u64,
+    /// Tokens drawn, `[rows]`.
+    pub drawn: u64,
+    /// fp64 `[64]`, one for all tokens.
+    pub frequencies: u64,
+}
+
+impl Activations {
+    /// Places everything for calls of `tokens` tokens and passes of `pass` rows; returns the bytes needed. Addresses
+    /// count from `base`.
+    pub fn place(base: u64, spec: &Spec, tokens: usize, pass: usize) -> (Self, usize) {
+        let mut end = base;
+        let mut take = |bytes: usize| {
+            let at = end;
+            end += bytes.next_multiple_of(256) as u64;
+            at
+        };
+        let placed = Activations {
+            x: take(tokens * spec.hidden * 4),
+            normed: take(tokens * spec.hidden * 2),
+            rotations: take(tokens * HEAD_DIM * 4),
+            qkv: take(tokens * (spec.q_width() + 2 * spec.kv_width()) * 4),
+            q: take(tokens * spec.q_width() * 2),
+            attended: take(tokens * spec.q_width() * 2),
+            products: take(tokens * spec.ffn * 2),
+            last: take(pass * spec.hidden * 2),
+            logits: take(pass * spec.vocab * 4),
+            stats: take(pass * PARTS * 16),
+            answers: take(tokens * ANSWER_BYTES),
+            tops: take(tokens * TOP_BYTES),
+            drawn: take(tokens * 4),
+            frequencies: take(HEAD_DIM / 2 * 8),
+        };
+        (placed, (end - base) as usize)
+    }
+}
+
+/// What launches of one call depend on; the contents of the step stay on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Sizes {
+    /// Tokens.
+    pub tokens: usize,
+    /// Work items of split attention.
+    pub splits: usize,
+    /// Tokens whose chunks have to be merged.
+    pub merges: usize,
+    /// Work items of prefill attention.
+    pub flashes: usize,
+}
+
+/// Everything that a forward pass touches.
+pub struct Forward<'a> {
+    pub stream: &'a Stream,
+    pub kernels: &'a Kernels,
+    pub spec: &'a Spec,
+    pub weights: &'a Weights,
+    pub activations: Activations,
+    pub partials: Partials,
+    /// Keys and values of each layer.
+    pub caches: &'a [(Cache, Cache)],
+    /// Address of the step's words on the device.
+    pub step: u64,
+}
+
+impl Forward<'_> {
+    /// Residual stream of all tokens after the last layer; keys and values are in the cache.
+    pub fn layers(&self, sizes: Sizes) -> Result<()> {
+        let (w, a) = (self.weights, &self.activations);
+        self.kernels.embed(
+            self.stream,
+            self.step,
+            sizes.tokens,
+            &w.embedding,
+            a.frequencies,
+            a.drawn,
+            a.x,
+            a.rotations,
+        )?;
+        for (layer, &(keys, values)) in w.layers.iter().zip(self.caches) {
+            self.attention(layer, keys, values, sizes)?;
+            self.feed_forward(layer, sizes.tokens)?;
+        }
+        Ok(())
+    }
+
+    /// x += O(attention(norm(x))).
+    fn attention(&self, layer: &Layer, keys: Cache, values: Cache, sizes: Sizes) -> Result<()> {
+        let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
+        let (heads, tokens) = (self.spec.heads, sizes.tokens);
+        self.normed(layer.attention_norm, tokens)?;
+        k.project(stream, &layer.qkv, a.normed, a.qkv, tokens, step, Epilogue::Store)?;
+        let (q_norm, k_norm) = (layer.q_norm, layer.k_norm);
+        k.rope(stream, step, tokens, a.qkv, q_norm, k_norm, a.rotations, a.q, keys, values, heads)?;
+        if sizes.flashes > 0 {
+            k.attend_flash(stream, step, sizes.flashes, a.q, keys, values, a.attended, heads)?;
+        }
+        if sizes.splits > 0 {
+            let (q, out) = (a.q, a.attended);
+            k.attend_split(stream, step, sizes.splits, q, keys, values, out, self.partials, heads)?;
+        }
+        if sizes.merges > 0 {
+            k.attend_merge(stream, step, sizes.merges, self.partials, a.attended, heads)?;
+        }
+        k.project(stream, &layer.o, a.attended, a.x, tokens, step, Epilogue::Residual(1.0))
+    }
+
+    /// x += down(silu(gate(norm(x))) * up(norm(x))).
+    fn feed_forward(&self, layer: &Layer, tokens: usize) -> Result<()> {
+        let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
+        self.normed(layer.ffn_norm, tokens)?;
+        k.project(stream, &layer.gate_up, a.normed, a.products, tokens, step, Epilogue::SwiGlu)?;
+        let residual = Epilogue::Residual(SWIGLU_FACTOR);
+        k.project(stream, &layer.down, a.products, a.x, tokens, step, residual)
+    }
+
+    fn normed(&self, weight: u64, tokens: usize) -> Result<()> {
+        let (a, hidden) = (&self.activations, self.spec.hidden);
+        self.kernels.rms_norm(self.stream, self.step, tokens, None, a.x, weight, a.normed, hidden)
+    }
+
+    /// Logits and answers of `rows` answer rows from `first` on; how many there are is read at `count`.
+    pub fn answers(&self, first: usize, rows: usize, count: u64) -> Result<()> {
+        let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
+        let (hidden, vocab) = (self.spec.hidden, self.spec.vocab);
+        let norm = self.weights.output_norm;
+        k.rms_norm(stream, step, rows, Some(first), a.x, norm, a.last, hidden)?;
+        k.project(stream, &self.weights.head, a.last, a.logits, rows, count, Epilogue::Store)?;
+        k.logits_stats(stream, step, rows, first, a.logits, a.stats, vocab)?;
+        k.sample(
+            stream, step, rows, first, a.logits, a.stats, a.answers, a.tops, a.drawn, vocab,
+        )
+    }
+}
+
+/// Bytes of one head row of the cache's values, and of its scales.
+pub const fn cache_row_bytes(kind: engine::KvKind) -> (usize, usize) {
+    match kind {
+        engine::KvKind::Bf16 => (HEAD_DIM * 2, 0),
+        engine::KvKind::Q8_0 => (HEAD_DIM, 4),
+    }
+}
+
+/// Head rows of one block of keys, or of values.
+pub const BLOCK_ROWS: usize = KV_HEADS * engine::batch::BLOCK;

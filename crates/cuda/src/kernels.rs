@@ -1,0 +1,572 @@
+//! The kernels, and one function for each operation of the forward pass that knows how to launch it. An operation is
+//! replaced by another kernel here and nowhere else; `kernels/*.cu` say what each computes, its shapes and its floor.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use engine::{BackendError, KvKind};
+use model::KV_HEADS;
+
+use crate::driver::{Buffer, Context, Function, Module, Stream, TensorMap};
+use crate::weights::{Kind, Projection};
+
+type Result<T> = std::result::Result<T, BackendError>;
+
+/// Fat binaries by the name of their source, made by build.rs.
+static IMAGES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/images.rs"));
+
+/// Tokens up to which a projection streams its weights once for all of them.
+const FEW: usize = 64;
+/// Tokens from which Hopper's own kernel takes over, for fp16 weights.
+const WIDE: usize = 17;
+/// Tokens up to which `project_wide` shares one tile of tokens evenly among the device's blocks.
+const WIDE_SHARED: usize = 256;
+/// Weight rows of a tile of `project_wide`.
+pub const WIDE_ROWS: usize = 128;
+/// Widths of `project_wide` in tokens, with the stages of each.
+const WIDTHS: [(usize, usize); 4] = [(32, 10), (64, 9), (128, 6), (256, 4)];
+/// Tokens up to which a projection of few rows splits its columns over blocks.
+const SPLIT: usize = 512;
+/// Dynamic shared memory of `project_many` and of `attend_flash`: both hold 64 KB of tiles.
+const TILES: u32 = 64 << 10;
+/// Parts of a logits row in `logits_stats`.
+pub const PARTS: usize = 32;
+/// Output tiles that can be split at once.
+const ARRIVALS: usize = 16 << 10;
+
+/// What becomes of a projection's sums.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Epilogue {
+    /// fp32 `[tokens, rows]`.
+    Store,
+    /// Added, times a factor, to fp32 `[tokens, rows]`.
+    Residual(f32),
+    /// Rows are 8 of gate and 8 of up in turns: fp16 `[tokens, rows / 2]` of silu(gate) x up / 64.
+    SwiGlu,
+}
+
+/// What SwiGLU products are multiplied with so that fp16 holds them.
+pub const SWIGLU_FACTOR: f32 = 64.0;
+
+impl Epilogue {
+    const NAMES: [&'static str; 3] = ["STORE", "RESIDUAL", "SWIGLU"];
+
+    fn index(self) -> usize {
+        match self {
+            Epilogue::Store => 0,
+            Epilogue::Residual(_) => 1,
+            Epilogue::SwiGlu => 2,
+        }
+    }
+
+    fn factor(self) -> f32 {
+        if let Epilogue::Residual(factor) = self { factor } else { 1.0 }
+    }
+}
+
+/// Keys or values of one layer, as kernels take them.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Cache {
+    /// Head rows.
+    pub values: u64,
+    /// Their scales, if they are bytes.
+    pub scales: u64,
+}
+
+/// Partial results of split attention.
+#[derive(Debug, Clone, Copy)]
+pub struct Partials {
+    /// fp32 `[partials, heads, 128]`.
+    pub sums: u64,
+    /// fp32 `[partials, heads, 2]`.
+    pub totals: u64,
+}
+
+/// A weight matrix by value, as kernels take it.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Weights {
+    quants: u64,
+    scales: u64,
+}
+
+/// Where repacked rows go, as kernels take it.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Target {
+    /// Of the matrix.
+    pub quants: u64,
+    /// Of the matrix.
+    pub scales: u64,
+    /// Row of the matrix that the tensor's first row becomes.
+    pub first: i32,
+    /// Whether the tensor takes turns of 8 rows with another.
+    pub turns: i32,
+    /// Rows of the tensor before those that are moved.
+    pub skipped: i32,
+    /// Columns.
+    pub cols: i32,
+}
+
+/// What `project_wide` takes beside its tensor maps.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Shape {
+    out: u64,
+    factor: f32,
+    rows: i32,
+    cols: i32,
+    count: u64,
+    parts: u64,
+    arrivals: u64,
+    ranges: i32,
+}
+
+/// All kernels of a device.
+pub struct Kernels {
+    project_few: [[[Function; 3]; 4]; 4],
+    project_many: [[Function; 3]; 4],
+    /// By width; only where the device has Hopper's instructions.
+    project_wide: Option<[[Function; 3]; 4]>,
+    /// Multiprocessors of the device.
+    multiprocessors: usize,
+    embed: [Function; 4],
+    repack: [Function; 4],
+    rms_norm: Function,
+    rope: Function,
+    attend_split: Function,
+    attend_merge: Function,
+    attend_flash: Function,
+    copy_blocks: Function,
+    logits_stats: Function,
+    sample: Function,
+    /// fp32 parts of split projections, `[splits, tokens, rows]`.
+    parts: Buffer,
+    /// Blocks that finished their part, a counter a tile; zero between launches.
+    arrivals: Buffer,
+    /// One class of projection kernels for any number of tokens.
+    deterministic: bool,
+    _modules: Vec<Module>,
+}
+
+/// A launch whose arguments are locals of exactly the kernel's parameter types.
+macro_rules! launch {
+    ($stream:expr, $function:expr, $grid:expr, $threads:expr, $shared:expr, [$($argument:ident),* $(,)?]) => {{
+        let mut arguments = [$((&raw const $argument).cast_mut().cast::<c_void>()),*];
+        // SAFETY: the arguments have the types of the kernel's parameters, checked against its source where each
+        // launch is written; the addresses are of buffers that the backend sized for its limits and still owns.
+        unsafe { $stream.launch($function, $grid, $threads, $shared, &mut arguments) }
+    }};
+}
+
+impl Kernels {
+    /// Loads the code for the context's device.
+    pub fn load(context: &Arc<Context>, stream: &Stream, kv: KvKind, deterministic: bool) -> Result<Self> {
+        let mut modules = Vec::new();
+        let mut named = Vec::new();
+        for &(name, image) in IMAGES {
+            named.push((name, modules.len()));
+            modules.push(Module::load(context, image)?);
+        }
+        let find = |source: &str, name: &str| {
+            let index = named.iter().find(|(n, _)| *n == source).map(|&(_, index)| index);
+            let missing = || BackendError::Device(format!("kernel source {source} is not embedded"));
+            modules[index.ok_or_else(missing)?].function(name)
+        };
+        let kinds = |source: &str| -> Result<[Function; 4]> {
+            each(|kind| find(source, &format!("{source}_{}", Kind::NAMES[kind])))
+        };
+        let few = |kind: usize| {
+            each(|tiles| {
+                each(|epilogue| {
+                    let (kind, epilogue) = (Kind::NAMES[kind], Epilogue::NAMES[epilogue]);
+                    find("project_few", &format!("project_few_{kind}_{}_{epilogue}", 1 << tiles))
+                })
+            })
+        };
+        let many = |kind: usize| {
+            each(|epilogue| {
+                let (kind, epilogue) = (Kind::NAMES[kind], Epilogue::NAMES[epilogue]);
+                let function = find("project_many", &format!("project_many_{kind}_{epilogue}"))?;
+                function.allow_shared(TILES)?;
+                Ok(function)
+            })
+        };
+        let by_kv = |source: &str| {
+            let kind = match kv {
+                KvKind::Bf16 => "BF16",
+                KvKind::Q8_0 => "Q8_0",
+            };
+            find(source, &format!("{source}_{kind}"))
+        };
+        let attend_flash = by_kv("attend_flash")?;
+        attend_flash.allow_shared(TILES)?;
+        let wide = |width: usize| {
+            let (tokens, stages) = WIDTHS[width];
+            each(|epilogue| {
+                let name = format!("project_wide_{tokens}_{}", Epilogue::NAMES[epilogue]);
+                let function = find("project_wide", &name)?;
+                function.allow_shared(wide_shared(tokens, stages))?;
+                Ok(function)
+            })
+        };
+        let hopper = context.device.capability == (9, 0);
+        let multiprocessors = context.device.multiprocessors as usize;
+        // splits x rows is at most 160 x 128 wherever a projection is split (`splits`); `project_wide` keeps two tiles
+        // a block.
+        let parts = (SPLIT * 160).max(multiprocessors * 2 * WIDE_SHARED) * 128 * 4;
+        let parts = Buffer::new(context, parts, "partial sums")?;
+        let arrivals = Buffer::new(context, ARRIVALS * 4, "counters")?;
+        // SAFETY: the whole of a live buffer.
+        unsafe { stream.zero(arrivals.address(), arrivals.bytes())? };
+        Ok(Kernels {
+            project_few: each(few)?,
+            project_many: each(many)?,
+            project_wide: if hopper { Some(each(wide)?) } else { None },
+            multiprocessors,
+            embed: kinds("embed")?,
+            repack: each(|kind| find("repack", &format!("repack_{}", Kind::FILE_NAMES[kind])))?,
+            rms_norm: find("norm", "rms_norm")?,
+            rope: by_kv("rope")?,
+            attend_split: by_kv("attend_split")?,
+            attend_merge: find("attend_merge", "attend_merge")?,
+            attend_flash,
+            copy_blocks: find("copy_blocks", "copy_blocks")?,
+            logits_stats: find("logits_stats", "logits_stats")?,
+            sample: find("sample", "sample")?,
+            parts,
+            arrivals,
+            deterministic,
+            _modules: modules,
+        })
+    }
+
+    /// Whether projections of fp16 weights need tensor maps.
+    pub fn wide(&self) -> bool {
+        self.project_wide.is_some()
+    }
+
+    /// `blocks` blocks of 32 elements of whole rows of a file to their place in a matrix.
+    pub fn repack(&self, stream: &Stream, kind: Kind, from: u64, to: Target, blocks: usize) -> Result<()> {
+        let grid = [blocks.div_ceil(256) as u32, 1, 1];
+        let blocks = blocks as i64;
+        launch!(stream, self.repack[kind as usize], grid, 256, 0, [from, to, blocks])
+    }
+
+    /// Duplicates the step's copied blocks in `planes` planes of `blocks` blocks of `bytes`.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    pub fn copy_blocks(
+        &self,
+        stream: &Stream,
+        step: u64,
+        copies: usize,
+        pool: u64,
+        planes: usize,
+        blocks: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        let grid = [copies as u32, planes as u32, 1];
+        let (blocks, bytes) = (blocks as i32, bytes as i32);
+        launch!(stream, self.copy_blocks, grid, 256, 0, [pool, step, blocks, bytes])
+    }
+
+    /// Residual stream and rotations of `tokens` tokens.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    pub fn embed(
+        &self,
+        stream: &Stream,
+        step: u64,
+        tokens: usize,
+        table: &Projection,
+        frequencies: u64,
+        drawn: u64,
+        x: u64,
+        rotations: u64,
+    ) -> Result<()> {
+        let function = self.embed[table.kind as usize];
+        let (grid, hidden) = ([tokens as u32, 1, 1], table.cols as i32);
+        let table = Weights { quants: table.quants, scales: table.scales };
+        launch!(stream, function, grid, 256, 0, [table, frequencies, drawn, x, rotations, step, hidden])
+    }
+
+    /// RMSNorm of all `count` tokens, or of `count` answer rows from `first` on.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    pub fn rms_norm(
+        &self,
+        stream: &Stream,
+        step: u64,
+        count: usize,
+        first: Option<usize>,
+        x: u64,
+        weight: u64,
+        out: u64,
+        hidden: usize,
+    ) -> Result<()> {
+        let (grid, hidden) = ([count as u32, 1, 1], hidden as i32);
+        let first = first.map_or(-1, |first| first as i32);
+        launch!(stream, self.rms_norm, grid, 256, 0, [x, weight, out, step, hidden, first])
+    }
+
+    /// `out` = `x` W^T for at most `tokens` tokens; how many there are is read at `count`.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    pub fn project(
+        &self,
+        stream: &Stream,
+        w: &Projection,
+        x: u64,
+        out: u64,
+        tokens: usize,
+        count: u64,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        if let (Some(wide), Some(map), false) = (&self.project_wide, w.map, self.deterministic)
+            && tokens >= WIDE
+        {
+            return self.project_wide(stream, wide, map, w, x, out, tokens, count, epilogue);
+        }
+        let (rows, cols) = (w.rows as i32, w.cols as i32);
+        let weights = Weights { quants: w.quants, scales: w.scales };
+        let factor = epilogue.factor();
+        if tokens <= FEW || self.deterministic {
+            let tiles = tokens.div_ceil(8).next_power_of_two().min(8);
+            let function =
+                self.project_few[w.kind as usize][tiles.ilog2() as usize][epilogue.index()];
+            let grid = [w.rows as u32 / 16, tokens.div_ceil(8 * tiles) as u32, 1];
+            launch!(stream, function, grid, 256, 0, [weights, x, out, factor, rows, cols, count])
+        } else {
+            let function = self.project_many[w.kind as usize][epilogue.index()];
+            let splits = if tokens <= SPLIT { splits(w.rows, w.cols) } else { 1 };
+            let grid = [tokens.div_ceil(128) as u32, w.rows as u32 / 128, splits as u32];
+            let (parts, arrivals) = (self.parts.address(), self.arrivals.address());
+            launch!(
+                stream,
+                function,
+                grid,
+                256,
+                TILES,
+                [weights, x, out, factor, rows, cols, count, parts, arrivals]
+            )
+        }
+    }
+
+    /// The same by Hopper's own kernel.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    fn project_wide(
+        &self,
+        stream: &Stream,
+        wide: &[[Function; 3]; 4],
+        weights: TensorMap,
+        w: &Projection,
+        x: u64,
+        out: u64,
+        tokens: usize,
+        count: u64,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        let row_tiles = w.rows / WIDE_ROWS;
+        let shared = tokens <= WIDE_SHARED;
+        let index = if shared {
+            WIDTHS.iter().position(|&(width, _)| tokens <= width).unwrap_or(WIDTHS.len() - 1)
+        } else {
+            widest(row_tiles, tokens, self.multiprocessors)
+        };
+        let (width, stages) = WIDTHS[index];
+        // A range of at least four steps: shorter ones cost more to add than they save.
+        let work = if shared { row_tiles * w.cols / 64 / 4 } else { row_tiles * tokens.div_ceil(width) };
+        let grid = [self.multiprocessors.min(work).max(1) as u32, 1, 1];
+        let x = TensorMap::new(x, tokens, w.cols, width)?;
+        let shape = Shape {
+            out,
+            factor: epilogue.factor(),
+            rows: w.rows as i32,
+            cols: w.cols as i32,
+            count,
+            parts: self.parts.address(),
+            arrivals: self.arrivals.address(),
+            ranges: i32::from(shared),
+        };
+        let function = wide[index][epilogue.index()];
+        launch!(stream, function, grid, 384, wide_shared(width, stages), [weights, x, shape])
+    }
+
+    /// Norm and rotation of queries and keys, and the append of keys and values to the cache.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    pub fn rope(
+        &self,
+        stream: &Stream,
+        step: u64,
+        tokens: usize,
+        qkv: u64,
+        q_norm: u64,
+        k_norm: u64,
+        rotations: u64,
+        q: u64,
+        keys: Cache,
+        values: Cache,
+        heads: usize,
+    ) -> Result<()> {
+        let grid = [tokens as u32, (heads + 2 * KV_HEADS) as u32 / 8, 1];
+        let heads = heads as i32;
+        launch!(
+            stream,
+            self.rope,
+            grid,
+            256,
+            0,
+            [qkv, q_norm, k_norm, rotations, q, keys, values, step, heads]
+        )
+    }
+
+    /// Attention of the sequences with few new tokens.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    pub fn attend_split(
+        &self,
+        stream: &Stream,
+        step: u64,
+        splits: usize,
+        q: u64,
+        keys: Cache,
+        values: Cache,
+        out: u64,
+        partials: Partials,
+        heads: usize,
+    ) -> Result<()> {
+        let grid = [splits as u32, KV_HEADS as u32, 1];
+        let Partials { sums, totals } = partials;
+        let heads = heads as i32;
+        launch!(
+            stream,
+            self.attend_split,
+            grid,
+            128,
+            0,
+            [q, keys, values, out, sums, totals, step, heads]
+        )
+    }
+
+    /// Adds up the partial results of split attention.
+    pub fn attend_merge(
+        &self,
+        stream: &Stream,
+        step: u64,
+        merges: usize,
+        partials: Partials,
+        out: u64,
+        heads: usize,
+    ) -> Result<()> {
+        let grid = [merges as u32, heads as u32, 1];
+        let Partials { sums, totals } = partials;
+        let heads = heads as i32;
+        launch!(stream, self.attend_merge, grid, 128, 0, [sums, totals, out, step, heads])
+    }
+
+    /// Attention of the sequences with many new tokens.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    pub fn attend_flash(
+        &self,
+        stream: &Stream,
+        step: u64,
+        flashes: usize,
+        q: u64,
+        keys: Cache,
+        values: Cache,
+        out: u64,
+        heads: usize,
+    ) -> Result<()> {
+        let grid = [heads as u32, flashes as u32, 1];
+        let heads = heads as i32;
+        launch!(stream, self.attend_flash, grid, 128, TILES, [q, keys, values, out, step, heads])
+    }
+
+    /// Statistics of `rows` logits rows, the answers from `first` on.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    pub fn logits_stats(
+        &self,
+        stream: &Stream,
+        step: u64,
+        rows: usize,
+        first: usize,
+        logits: u64,
+        stats: u64,
+        vocab: usize,
+    ) -> Result<()> {
+        let grid = [PARTS as u32, rows as u32, 1];
+        let (vocab, first) = (vocab as i32, first as i32);
+        launch!(stream, self.logits_stats, grid, 256, 0, [logits, stats, step, vocab, first])
+    }
+
+    /// Answers of `rows` rows from `first` on.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    pub fn sample(
+        &self,
+        stream: &Stream,
+        step: u64,
+        rows: usize,
+        first: usize,
+        logits: u64,
+        stats: u64,
+        answers: u64,
+        tops: u64,
+        drawn: u64,
+        vocab: usize,
+    ) -> Result<()> {
+        let grid = [rows as u32, 1, 1];
+        let (vocab, first) = (vocab as i32, first as i32);
+        launch!(
+            stream,
+            self.sample,
+            grid,
+            1024,
+            0,
+            [logits, stats, answers, tops, drawn, step, vocab, first]
+        )
+    }
+}
+
+/// Blocks over which a projection's columns are spread: enough for about 160 blocks a 128 tokens. A function of the
+/// matrix alone, so that a token's sum does not depend on its batch mates.
+fn splits(rows: usize, cols: usize) -> usize {
+    (160 * 128 / rows).clamp(1, 8).min(cols / 128).max(1)
+}
+
+/// Dynamic shared memory of `project_wide`: stages of 64 columns of both operands.
+const fn wide_shared(width: usize, stages: usize) -> u32 {
+    ((WIDE_ROWS + width) * 128 * stages) as u32
+}
+
+/// Which width takes the fewest rounds of the device; half the width takes a little more than half the time. All widths
+/// give the same sums.
+fn widest(row_tiles: usize, tokens: usize, multiprocessors: usize) -> usize {
+    let rounds = |width: usize| (row_tiles * tokens.div_ceil(width)).div_ceil(multiprocessors);
+    if rounds(128) * 58 < rounds(256) * 100 { 2 } else { 3 }
+}
+
+/// An array whose elements may fail.
+fn each<T, const N: usize>(make: impl Fn(usize) -> Result<T>) -> Result<[T; N]> {
+    let made: Vec<T> = (0..N).map(make).collect::<Result<_>>()?;
+    match made.try_into() {
+        Ok(array) => Ok(array),
+        Err(_) => unreachable!("N elements were made"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `Kernels::parts` and `arrivals` have room for every split projection.
+    #[test]
+    fn splits_fit_their_scratch() {
+        for rows in (256..160_000).step_by(128) {
+            for cols in [256, 768, 1024, 2560, 25_600] {
+                let splits = splits(rows, cols);
+                if splits > 1 {
+                    assert!(splits * rows <= 160 * 128, "{rows} x {cols}: {splits}");
+                    assert!(SPLIT / 128 * rows / 128 <= ARRIVALS);
+                }
+                assert!(splits <= cols / 32);
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Answer rows on their way to the device and back (`kernels/sample.cuh`: `Draw`, `Edit`, `Answer`).
+
+use std::collections::BTreeMap;
+
+use engine::{Answer, BackendError, Choice, Sample, Want};
+
+/// Alternatives that an answer can list.
+pub const MOST_TOP: usize = 64;
+/// Bytes of an answer.
+pub const ANSWER_BYTES: usize = 16;
+/// Bytes of an answer's alternatives.
+pub const TOP_BYTES: usize = MOST_TOP * 8;
+
+const NONE: u32 = u32::MAX;
+
+/// Appends what the device needs to answer a row; returns where that begins.
+pub fn pack_row(want: &Want, vocab: usize, words: &mut Vec<u32>) -> Result<usize, BackendError> {
+    let top = match want {
+        Want::Logits => 0,
+        Want::Score { top, .. } => *top,
+        Want::Sample(sample) => sample.top,
+    };
+    if top > MOST_TOP {
+        return Err(BackendError::Batch(format!("{top} alternatives, at most {MOST_TOP} an answer")));
+    }
+    let at = words.len();
+    match want {
+        Want::Logits => words.extend([0; 16]),
+        Want::Score { target, top } => {
+            words.extend([1, *target, 0, *top as u32]);
+            words.extend([0; 12]);
+        }
+        Want::Sample(sample) => pack_sample(sample, vocab, words),
+    }
+    Ok(at)
+}
+
+fn pack_sample(sample: &Sample, vocab: usize, words: &mut Vec<u32>) {
+    let p = &sample.params;
+    let edits = edits(sample, vocab);
+    let edits_at = words.len() + 16;
+    let mask_at = edits_at + edits.len() * 4;
+    let scale = if p.temperature == 0.0 { 0.0 } else { 1.0 / p.temperature };
+    let floor = if p.min_p > 0.0 { p.min_p.ln() } else { f32::NEG_INFINITY };
+    words.extend([2, 0, sample.position, sample.top as u32]);
+    words.extend([scale.to_bits(), p.top_k.min(i32::MAX as u32), p.top_p.to_bits(), floor.to_bits()]);
+    words.extend([p.seed as u32, (p.seed >> 32) as u32, edits.len() as u32, edits_at as u32]);
+    words.push(if sample.mask.is_some() { mask_at as u32 } else { NONE });
+    words.extend([p.repetition_penalty, p.frequency_penalty, p.presence_penalty].map(f32::to_bits));
+    for (token, edit) in edits {
+        words.extend([token, edit.seen as u32, edit.bias.to_bits(), 0]);
+    }
+    if let Some(mask) = &sample.mask {
+        // Tokens past the end of the mask are not allowed.
+        let whole = vocab.div_ceil(32);
+        words.extend(mask.iter().copied().chain(std::iter::repeat(0)).take(whole));
+    }
+}
+
+/// How one token's logit changes before the draw.
+struct Edit {
+    /// Occurrences in the output; -1 if it is in neither prompt nor output.
+    seen: i32,
+    bias: f32,
+}
+
+/// The tokens whose logits change, each once.
+fn edits(sample: &Sample, vocab: usize) -> BTreeMap<u32, Edit> {
+    let mut edits = BTreeMap::new();
+    let known = |token: u32| (token as usize) < vocab;
+    if sample.params.penalises() {
+        for (i, &token) in sample.history.iter().enumerate().filter(|(_, t)| known(**t)) {
+            let edit = edits.entry(token).or_insert(Edit { seen: 0, bias: 0.0 });
+            edit.seen += i32::from(i >= sample.prompt);
+        }
+    }
+    for &(token, bias) in sample.bias.iter().filter(|(t, _)| known(*t)) {
+        edits.entry(token).or_insert(Edit { seen: -1, bias: 0.0 }).bias += bias;
+    }
+    edits
+}
+
+/// Reads row `index` from the device's answers; `logits` are the row's, if it wanted them.
+pub fn unpack_answer(want: &Asked, index: usize, answers: &[u8], tops: &[u8], logits: &[u8]) -> Answer {
+    let word = |bytes: &[u8], i: usize| {
+        u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+    };
+    match *want {
+        Asked::Logits => {
+            Answer::Logits((0..logits.len() / 4).map(|i| f32::from_bits(word(logits, i))).collect())
+        }
+        Asked::Choice { top } => {
+            let answer = &answers[index * ANSWER_BYTES..][..ANSWER_BYTES];
+            if word(answer, 0) == 0 {
+                return Answer::NotFinite;
+            }
+            let entry = |i| {
+                let entry = &tops[index * TOP_BYTES + i * 8..];
+                (word(entry, 0), f32::from_bits(word(entry, 1)))
+            };
+            Answer::Choice(Choice {
+                token: word(answer, 1),
+                logprob: f32::from_bits(word(answer, 2)),
+                top: (0..top).map(entry).collect(),
+            })
+        }
+    }
+}
+
+/// What of a row's request matters when its answer comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// The logits.
+    Logits,
+    /// A token with this many alternatives.
+    Choice {
+        /// Alternatives, no more than the vocabulary holds.
+        top: usize,
+    },
+}
+
+impl Asked {
+    /// Of a request.
+    pub fn of(want: &Want, vocab: usize) -> Self {
+        match want {
+            Want::Logits => Asked::Logits,
+            Want::Score { top, .. } => Asked::Choice { top: vocab.min(*top) },
+            Want::Sample(sample) => Asked::Choice { top: vocab.min(sample.top) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::SamplingParams;
+
+    #[test]
+    fn edits_count_the_output_and_add_biases() {
+        let params = SamplingParams { presence_penalty: 1.0, ..Default::default() };
+        let mut sample = Sample::new(params, 4);
+        sample.history = vec![3, 5, 3, 7, 7];
+        sample.prompt = 2;
+        sample.bias = [(5, 1.0), (9, 0.5), (9, 0.25), (99, 1.0)].into();
+        let found: Vec<_> = edits(&sample, 50).iter().map(|(t, e)| (*t, e.seen, e.bias)).collect();
+        assert_eq!(found, [(3, 1, 0.0), (5, 0, 1.0), (7, 2, 0.0), (9, -1, 0.75)]);
+    }
+
+    #[test]
+    fn too_many_alternatives_are_refused() {
+        let want = Want::Score { target: 1, top: MOST_TOP + 1 };
+        assert!(pack_row(&want, 100, &mut Vec::new()).is_err());
+    }
+}

@@ -1,0 +1,241 @@
+//! A batch as the kernels read it: one array of 32-bit words with a header of counts and places, copied to the device
+//! in one piece (`kernels/common.cuh`, `enum Step`).
+
+use engine::batch::BLOCK;
+use engine::{Batch, BackendError, Input};
+
+use crate::rows::pack_row;
+
+/// Words of the header.
+const HEADER: usize = 16;
+/// Positions of one chunk of split attention.
+const CHUNK: usize = 4 * BLOCK;
+/// Query rows of one tile of split attention: tokens x query heads of a KV head.
+const TILE: usize = 16;
+/// A sequence with more new tokens than this is prefill.
+pub const FEW: usize = 16;
+/// Queries of one tile of prefill attention.
+const QUERIES: usize = 64;
+
+/// Where the header keeps what. The order is that of `enum Step`.
+#[derive(Clone, Copy)]
+pub enum Field {
+    Tokens,
+    Rows,
+    Splits,
+    Merges,
+    Flashes,
+    Copies,
+    TokenAt,
+    PositionAt,
+    TableAt,
+    RowAt,
+    SplitAt,
+    MergeAt,
+    FlashAt,
+    CopyAt,
+    DrawAt,
+    GroupAt,
+}
+
+/// The words of a batch, and the sizes that launches need.
+#[derive(Default)]
+pub struct Step {
+    /// What the device gets.
+    pub words: Vec<u32>,
+    /// Tokens.
+    pub tokens: usize,
+    /// Answer rows of each pass over the head.
+    pub groups: Vec<usize>,
+    /// Work items of split attention.
+    pub splits: usize,
+    /// Tokens whose chunks have to be merged.
+    pub merges: usize,
+    /// Work items of prefill attention.
+    pub flashes: usize,
+    /// Blocks to duplicate.
+    pub copies: usize,
+    /// Partial results of split attention.
+    pub partials: usize,
+}
+
+impl Step {
+    /// Lays a checked batch out for a model with `group` query heads a KV head, `vocab` tokens, and passes of at most
+    /// `pass` rows over the head.
+    pub fn build(&mut self, batch: &Batch, group: usize, vocab: usize, pass: usize) -> Result<(), BackendError> {
+        self.words.clear();
+        self.words.resize(HEADER, 0);
+        self.tokens = batch.tokens.len();
+        self.copies = batch.copies.len();
+        self.set(Field::Tokens, self.tokens);
+        self.set(Field::Rows, batch.rows.len());
+        self.set(Field::Copies, self.copies);
+
+        self.place(Field::TokenAt);
+        self.words.extend(batch.tokens.iter().map(|input| match *input {
+            Input::Token(id) => id,
+            Input::Sampled(row) => !(row as u32), // -1 - row
+        }));
+        self.place(Field::PositionAt);
+        self.words.extend(&batch.positions);
+        self.tables(batch);
+        self.attention(batch, group);
+        self.place(Field::CopyAt);
+        self.words.extend(batch.copies.iter().flat_map(|&(from, to)| [from, to]));
+        self.rows(batch, vocab, pass)
+    }
+
+    fn set(&mut self, field: Field, value: usize) {
+        self.words[field as usize] = value as u32;
+    }
+
+    /// The next words are this field's array.
+    fn place(&mut self, field: Field) {
+        self.set(field, self.words.len());
+    }
+
+    /// Block tables, and where each token finds its own.
+    fn tables(&mut self, batch: &Batch) {
+        let mut at = self.words.len() + self.tokens;
+        self.place(Field::TableAt);
+        for (table, range) in batch.tables.iter().zip(batch.offsets.windows(2)) {
+            self.words.extend((range[0]..range[1]).map(|_| at as u32));
+            at += table.len();
+        }
+        self.words.extend(batch.tables.iter().flatten());
+    }
+
+    /// Work items of both attention kernels.
+    fn attention(&mut self, batch: &Batch, group: usize) {
+        let (mut splits, mut merges, mut flashes) = (Vec::new(), Vec::new(), Vec::new());
+        self.partials = 0;
+        for range in batch.offsets.windows(2) {
+            let few = range[1] - range[0] <= FEW;
+            let tile = if few { TILE / group } else { QUERIES };
+            for first in (range[0]..range[1]).step_by(tile) {
+                let count = tile.min(range[1] - first);
+                let last = batch.positions[first + count - 1];
+                if !few {
+                    flashes.push((last, [first as u32, count as u32]));
+                    continue;
+                }
+                let chunks = last / CHUNK as u32 + 1;
+                if chunks == 1 {
+                    splits.push([first as u32, count as u32, 0, u32::MAX]);
+                    continue;
+                }
+                let base = self.partials as u32;
+                splits.extend((0..chunks).map(|c| [first as u32, count as u32, c, base]));
+                merges.extend((0..count as u32).map(|i| [first as u32 + i, base + i, count as u32, chunks]));
+                self.partials += chunks as usize * count;
+            }
+        }
+        // Longest first, so that none starts when the others end.
+        flashes.sort_by_key(|&(last, _)| std::cmp::Reverse(last));
+        (self.splits, self.merges, self.flashes) = (splits.len(), merges.len(), flashes.len());
+        self.set(Field::Splits, splits.len());
+        self.set(Field::Merges, merges.len());
+        self.set(Field::Flashes, flashes.len());
+        self.place(Field::SplitAt);
+        self.words.extend(splits.iter().flatten());
+        self.place(Field::MergeAt);
+        self.words.extend(merges.iter().flatten());
+        self.place(Field::FlashAt);
+        self.words.extend(flashes.iter().flat_map(|(_, item)| item));
+    }
+
+    /// Answer rows: their tokens, their draws, and how many each pass over the head takes.
+    fn rows(&mut self, batch: &Batch, vocab: usize, pass: usize) -> Result<(), BackendError> {
+        self.place(Field::RowAt);
+        self.words.extend(batch.rows.iter().map(|row| row.token as u32));
+        self.groups.clear();
+        self.groups.extend(batch.rows.chunks(pass).map(<[_]>::len));
+        self.place(Field::GroupAt);
+        self.words.extend(self.groups.iter().map(|&rows| rows as u32));
+        let draws = self.words.len();
+        self.place(Field::DrawAt);
+        self.words.resize(draws + batch.rows.len(), 0);
+        for (i, row) in batch.rows.iter().enumerate() {
+            let at = pack_row(&row.want, vocab, &mut self.words)?;
+            self.words[draws + i] = at as u32;
+        }
+        Ok(())
+    }
+
+    /// Byte offset of the count of a pass over the head.
+    pub fn group_offset(&self, pass: usize) -> usize {
+        (self.words[Field::GroupAt as usize] as usize + pass) * 4
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(step: &Step, field: Field) -> usize {
+        step.words[field as usize] as usize
+    }
+
+    /// Every query of every sequence is covered once, by chunks that cover its whole context.
+    #[test]
+    fn attention_covers_every_position_once() {
+        for group in [2, 4, 5, 8] {
+            let mut batch = Batch::default();
+            for (count, position) in [(1, 0), (1, 127), (1, 128), (3, 126), (16, 500), (17, 0), (200, 77)] {
+                let table: Vec<u32> = (0..40).collect();
+                batch.push((0..count).map(Input::Token), position, &table);
+            }
+            let mut step = Step::default();
+            step.build(&batch, group, 1000, 8).unwrap();
+            let mut seen = vec![0; step.tokens];
+            let at = field(&step, Field::SplitAt);
+            for item in step.words[at..at + step.splits * 4].chunks(4) {
+                assert!(item[1] as usize * group <= TILE);
+                for token in item[0]..item[0] + item[1] {
+                    let position = batch.positions[token as usize] as usize;
+                    let first = item[2] as usize * CHUNK;
+                    seen[token as usize] += CHUNK.min((position + 1).saturating_sub(first));
+                }
+            }
+            let at = field(&step, Field::FlashAt);
+            for item in step.words[at..at + step.flashes * 2].chunks(2) {
+                for token in item[0]..item[0] + item[1] {
+                    seen[token as usize] += batch.positions[token as usize] as usize + 1;
+                }
+            }
+            let expected: Vec<usize> = batch.positions.iter().map(|&p| p as usize + 1).collect();
+            assert_eq!(seen, expected);
+
+            // Merged partials are those that the splits write, each once.
+            let mut written = vec![0; step.partials];
+            let at = field(&step, Field::SplitAt);
+            for item in step.words[at..at + step.splits * 4].chunks(4).filter(|i| i[3] != u32::MAX) {
+                for token in 0..item[1] {
+                    written[(item[3] + item[2] * item[1] + token) as usize] += 1;
+                }
+            }
+            let at = field(&step, Field::MergeAt);
+            for item in step.words[at..at + step.merges * 4].chunks(4) {
+                for chunk in 0..item[3] {
+                    written[(item[1] + chunk * item[2]) as usize] += 1;
+                }
+            }
+            assert!(written.iter().all(|&count| count == 2), "{written:?}");
+        }
+    }
+
+    #[test]
+    fn tables_are_found_from_tokens() {
+        let mut batch = Batch::default();
+        batch.push([Input::Token(5), Input::Sampled(2)], 31, &[7, 9]);
+        batch.push([Input::Token(6)], 0, &[3]);
+        let mut step = Step::default();
+        step.build(&batch, 2, 100, 8).unwrap();
+        let word = |at: usize| step.words[at];
+        let table = field(&step, Field::TableAt);
+        assert_eq!(word(word(table) as usize), 7);
+        assert_eq!(word(word(table + 1) as usize + 1), 9);
+        assert_eq!(word(word(table + 2) as usize), 3);
+        assert_eq!(word(field(&step, Field::TokenAt) + 1) as i32, -3);
+    }
+}

@@ -1,0 +1,222 @@
+//! The conformance gates and timings on a real device. Without one this says so and passes: nothing of the backend
+//! can run there.
+//!
+//!     device                                     gates of kipp-tiny's dimensions, every scheme
+//!     device gates MODEL[:SCHEME[:LAYERS]] [GATE,..]   gates of a synthetic checkpoint, or of a GGUF file
+//!     device time MODEL[:SCHEME[:LAYERS]] [pp=N,..] [tg=N] [depth=N,..] [batch=N,..]
+//!
+//! Every figure is also printed as a line of JSON.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cuda::{CudaBackend, CudaModel, Options};
+use engine::conformance::{GATES, Reproducibility, Rig, Subject};
+use engine::{Backend, Batch, Input, KvConfig, KvKind, Output, Row, Sample, SamplingParams, Want};
+use model::{Checkpoint, Model, Scheme};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> Outcome<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let devices = match cuda::devices() {
+        Ok(devices) if !devices.is_empty() => devices,
+        Ok(_) => return no_device("the driver lists none"),
+        Err(error) => return no_device(&error.to_string()),
+    };
+    for device in &devices {
+        let (major, minor) = device.capability;
+        println!("device {}: {}, {major}.{minor}, {} bytes", device.ordinal, device.name, device.memory);
+    }
+    let mut failed = 0;
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => {
+            for scheme in ["bf16", "q8_0", "q4_1", "q4_0"] {
+                failed += gates(&format!("kipp-tiny:{scheme}"), "")?;
+            }
+        }
+        ["gates", model] => failed += gates(model, "")?,
+        ["gates", model, only] => failed += gates(model, only)?,
+        ["time", model, ref settings @ ..] => time(model, settings)?,
+        _ => return Err("arguments: none, gates MODEL [GATE,..] or time MODEL [SETTING..]".into()),
+    }
+    if failed > 0 { Err(format!("{failed} gates do not hold").into()) } else { Ok(()) }
+}
+
+fn no_device(why: &str) -> Outcome<()> {
+    println!("no CUDA device ({why}): nothing of the backend was run");
+    Ok(())
+}
+
+/// A GGUF file, or a synthetic checkpoint as `ID[:SCHEME[:LAYERS]]`.
+fn open(name: &str) -> Outcome<Model> {
+    if name.ends_with(".gguf") {
+        return Ok(Model::open(name.as_ref())?);
+    }
+    let mut parts = name.split(':');
+    let id = parts.next().unwrap_or_default();
+    let checkpoint = Checkpoint::find(id).ok_or_else(|| format!("no checkpoint `{id}`"))?;
+    let scheme = parts.next().unwrap_or("bf16");
+    let scheme = Scheme::from_name(scheme).ok_or_else(|| format!("no scheme `{scheme}`"))?;
+    let mut spec = checkpoint.spec;
+    if let Some(layers) = parts.next() {
+        spec.layers = layers.parse()?;
+    }
+    Ok(Model::synthetic(spec, (scheme, scheme.default_head()), 7)?)
+}
+
+fn load(model: &Model, tokens: usize) -> Outcome<Arc<CudaModel>> {
+    let deterministic = std::env::var_os("KIPP_DETERMINISTIC").is_some();
+    let options = Options { tokens, deterministic, ..Options::default() };
+    let start = Instant::now();
+    let mut bytes = 0;
+    let loaded = CudaModel::load(model, options, &mut |_, total| bytes = total)?;
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{{\"loaded\": {bytes}, \"seconds\": {seconds:.3}}}");
+    Ok(loaded)
+}
+
+/// Runs the gates (those named in `only`, if any); returns how many do not hold.
+fn gates(name: &str, only: &str) -> Outcome<usize> {
+    let model = Arc::new(open(name)?);
+    let loaded = load(&model, 2048)?;
+    let mut failed = 0;
+    for gate in GATES.iter().filter(|gate| only.is_empty() || only.split(',').any(|n| n == gate.name)) {
+        let mut make = |kv| Ok(Box::new(CudaBackend::new(&loaded, kv)?) as Box<dyn Backend>);
+        let start = Instant::now();
+        let found = (gate.run)(&mut Rig::new(Subject {
+            model: Arc::clone(&model),
+            make: &mut make,
+            reproducibility: Reproducibility::WithinClass,
+            bound: 1e-5,
+            threads: std::thread::available_parallelism()?.get(),
+            seed: 11,
+        }));
+        let seconds = start.elapsed().as_secs_f64();
+        match found {
+            Ok(found) => {
+                let holds = found.holds();
+                failed += usize::from(!holds);
+                println!(
+                    "{{\"model\": \"{name}\", \"gate\": \"{}\", \"holds\": {holds}, \"figure\": {:e}, \"bound\": {:e}, \"unit\": \"{}\", \"seconds\": {seconds:.2}, \"detail\": {:?}}}",
+                    gate.name, found.figure, found.bound, found.unit, found.detail
+                );
+            }
+            Err(error) => {
+                failed += 1;
+                println!("{{\"model\": \"{name}\", \"gate\": \"{}\", \"error\": {:?}}}", gate.name, error.to_string());
+            }
+        }
+    }
+    Ok(failed)
+}
+
+/// Reads `key=1,2,3` out of the settings.
+fn numbers(settings: &[&str], key: &str, default: &[usize]) -> Outcome<Vec<usize>> {
+    let found = settings.iter().find_map(|s| s.strip_prefix(key)?.strip_prefix('='));
+    match found {
+        Some(list) => Ok(list.split(',').map(str::parse).collect::<Result<_, _>>()?),
+        None => Ok(default.to_vec()),
+    }
+}
+
+/// Greedy decoding and prefill, each the median of three.
+fn time(name: &str, settings: &[&str]) -> Outcome<()> {
+    let model = open(name)?;
+    let prompts = numbers(settings, "pp", &[512, 2048])?;
+    let steps = numbers(settings, "tg", &[128])?[0];
+    let depths = numbers(settings, "depth", &[0])?;
+    let batches = numbers(settings, "batch", &[1])?;
+    let loaded = load(&model, 4096)?;
+    let vocab = model.spec().vocab as u32;
+    for &tokens in &prompts {
+        let mut timer = Timer::new(&loaded, vocab, 1, tokens)?;
+        timer.prefill(tokens)?;
+        let seconds = median(3, || timer.prefill(tokens))?;
+        println!("{{\"model\": \"{name}\", \"prefill\": {tokens}, \"tokens_per_second\": {:.0}}}", tokens as f64 / seconds);
+    }
+    for &depth in &depths {
+        for &batch in &batches {
+            let mut timer = Timer::new(&loaded, vocab, batch, depth + steps + 1)?;
+            if depth > 0 {
+                timer.prefill(depth)?;
+            }
+            timer.decode(depth, steps)?;
+            let seconds = median(3, || timer.decode(depth, steps))?;
+            println!(
+                "{{\"model\": \"{name}\", \"decode_at\": {depth}, \"batch\": {batch}, \"tokens_per_second\": {:.1}, \"step_us\": {:.1}}}",
+                (steps * batch) as f64 / seconds,
+                seconds / steps as f64 * 1e6
+            );
+        }
+    }
+    Ok(())
+}
+
+fn median(times: usize, mut run: impl FnMut() -> Outcome<f64>) -> Outcome<f64> {
+    let mut seconds: Vec<f64> = (0..times).map(|_| run()).collect::<Outcome<_>>()?;
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[times / 2])
+}
+
+/// Sequences of equal length with their own blocks.
+struct Timer {
+    backend: CudaBackend,
+    tables: Vec<Vec<u32>>,
+    vocab: u32,
+}
+
+impl Timer {
+    fn new(model: &Arc<CudaModel>, vocab: u32, batch: usize, positions: usize) -> Outcome<Self> {
+        let each = positions.div_ceil(32);
+        let kind = if std::env::var_os("KIPP_KV_Q8").is_some() { KvKind::Q8_0 } else { KvKind::Bf16 };
+        let backend = CudaBackend::new(model, KvConfig { blocks: each * batch, kind })?;
+        let tables = (0..batch).map(|s| (0..each).map(|b| (s * each + b) as u32).collect()).collect();
+        Ok(Timer { backend, tables, vocab })
+    }
+
+    fn row(token: usize, position: usize) -> Row {
+        let sample = Sample::new(SamplingParams::default(), position as u32);
+        Row { token, want: Want::Sample(Box::new(sample)) }
+    }
+
+    /// Reads `tokens` tokens into every sequence, as many a call as the backend takes.
+    fn prefill(&mut self, tokens: usize) -> Outcome<f64> {
+        let most = self.backend.limits().tokens;
+        let mut output = Output::default();
+        let start = Instant::now();
+        for table in &self.tables {
+            for first in (0..tokens).step_by(most) {
+                let count = most.min(tokens - first);
+                let mut batch = Batch::default();
+                let input = |i: usize| Input::Token((i as u32).wrapping_mul(2_654_435_761) % self.vocab);
+                batch.push((first..first + count).map(input), first, table);
+                batch.rows.push(Self::row(count - 1, first + count));
+                self.backend.forward(&batch, &mut output)?;
+            }
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Decodes `steps` tokens in every sequence; a step is submitted before the one before it is read.
+    fn decode(&mut self, depth: usize, steps: usize) -> Outcome<f64> {
+        let mut output = Output::default();
+        let mut batch = Batch::default();
+        let start = Instant::now();
+        for step in 0..steps {
+            batch.clear();
+            for (s, table) in self.tables.iter().enumerate() {
+                let input = if step == 0 { Input::Token(s as u32 + 1) } else { Input::Sampled(s) };
+                let token = batch.push([input], depth + step, table);
+                batch.rows.push(Self::row(token, depth + step + 1));
+            }
+            self.backend.submit(&batch)?;
+            if step > 0 {
+                self.backend.collect(&mut output)?;
+            }
+        }
+        self.backend.collect(&mut output)?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
