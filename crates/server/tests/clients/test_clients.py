@@ -13,6 +13,7 @@ import openai
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 URL = os.environ["KIPP_URL"]
 CLIENT = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
@@ -102,7 +103,7 @@ def test_errors():
 
 
 def test_anthropic():
-    body = dict(model=MODEL, max_tokens=24, messages=ASK, temperature=0)
+    body = dict(model=MODEL, max_tokens=24, messages=ASK, extra_body={"temperature": 0})
     whole = CLAUDE.messages.create(**body)
     with CLAUDE.messages.stream(**body) as stream:
         assert "".join(stream.text_stream) == "".join(b.text for b in whole.content if b.type == "text")
@@ -119,6 +120,8 @@ def test_anthropic_tool():
 
 
 DOCUMENT = schemathesis.openapi.from_url(f"{URL}/openapi.json")
+# A schema cannot say that a prompt fits, that a name is among the tools, or that null is the same as nothing.
+BEYOND_SCHEMAS = [negative_data_rejection, positive_data_acceptance]
 
 
 @DOCUMENT.parametrize()
@@ -127,6 +130,7 @@ def test_document(case):
     if isinstance(case.body, dict) and case.path.startswith("/v1") and "count" not in case.path:
         # Answers without an end would take their time.
         key = "max_output_tokens" if "responses" in case.path else "max_tokens"
-        case.body[key] = min(case.body.get(key) or 4, 4)
+        if isinstance(case.body.get(key), int | None):
+            case.body[key] = min(case.body.get(key) or 4, 4)
         case.body.pop("max_completion_tokens", None)
-    case.call_and_validate()
+    case.call_and_validate(excluded_checks=BEYOND_SCHEMAS)
