@@ -23,7 +23,8 @@ fn main() {
     let path = std::path::Path::new(&path);
     if !path.exists() {
         let checkpoint = Checkpoint::find(&args[0]).unwrap();
-        model::synthetic::write(path, checkpoint, (scheme, scheme.default_head()), 7, |_, _| ()).unwrap();
+        model::synthetic::write(path, checkpoint, (scheme, scheme.default_head()), 7, |_, _| ())
+            .unwrap();
     }
     let model = Model::open(path).unwrap();
     let model = Arc::new(model);
@@ -33,7 +34,8 @@ fn main() {
     let per = positions.div_ceil(32);
     let kv = KvConfig { blocks: per * batch, kind: KvKind::Bf16 };
     let start = Instant::now();
-    let mut cpu = Cpu::new(Arc::clone(&model), kv, Options { threads, class }, &mut |_, _| ()).unwrap();
+    let mut cpu =
+        Cpu::new(Arc::clone(&model), kv, Options { threads, class }, &mut |_, _| ()).unwrap();
     println!("model {made:?}, packed {} MB in {:?}", cpu.weight_bytes() >> 20, start.elapsed());
     let peaks = peaks::measure(class, threads).unwrap();
     println!("reads {:.1} GB/s, dot {:.0} GOP/s", peaks.read / 1e9, peaks.dot / 1e9);
@@ -59,8 +61,17 @@ fn main() {
         }
     }
     let l = &model.weights.layers[0];
-    let weights: usize = [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down].map(|m| m.rows * m.cols).iter().sum::<usize>() * spec.layers;
-    let bytes: usize = [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down].map(|m| m.bytes().len()).iter().sum::<usize>() * spec.layers + model.weights.head.bytes().len();
+    let weights: usize = [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]
+        .map(|m| m.rows * m.cols)
+        .iter()
+        .sum::<usize>()
+        * spec.layers;
+    let bytes: usize = [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]
+        .map(|m| m.bytes().len())
+        .iter()
+        .sum::<usize>()
+        * spec.layers
+        + model.weights.head.bytes().len();
     for _ in 0..3 {
         if pp > 0 {
             let start = Instant::now();

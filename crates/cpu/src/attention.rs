@@ -131,7 +131,17 @@ pub unsafe fn attend<S: Simd>(job: &Attend<'_>, unit: usize, scratch: &mut [f32]
                 job.kv.decode::<S>(job.layer, block, unit.head, count, k, v);
                 // Rows that end before this block are left out: it would not change their bits.
                 let from = (0..rows).find(|&row| last(row) >= first).unwrap_or(rows);
-                multiply::<S>(&queries[from * HEAD_DIM..], HEAD_DIM, k, BLOCK, &mut scores[from * BLOCK..], BLOCK, rows - from, HEAD_DIM, false);
+                multiply::<S>(
+                    &queries[from * HEAD_DIM..],
+                    HEAD_DIM,
+                    k,
+                    BLOCK,
+                    &mut scores[from * BLOCK..],
+                    BLOCK,
+                    rows - from,
+                    HEAD_DIM,
+                    false,
+                );
                 for row in from..rows {
                     let visible = BLOCK.min(last(row) + 1 - first);
                     let scores = &mut scores[row * BLOCK..][..BLOCK];
@@ -140,7 +150,17 @@ pub unsafe fn attend<S: Simd>(job: &Attend<'_>, unit: usize, scratch: &mut [f32]
                 }
                 for d in (0..HEAD_DIM).step_by(2 * LANES) {
                     let to = &mut split[from * PARTIAL + LANES + d..];
-                    multiply::<S>(&scores[from * BLOCK..], BLOCK, v.add(d), HEAD_DIM, to, PARTIAL, rows - from, BLOCK, true);
+                    multiply::<S>(
+                        &scores[from * BLOCK..],
+                        BLOCK,
+                        v.add(d),
+                        HEAD_DIM,
+                        to,
+                        PARTIAL,
+                        rows - from,
+                        BLOCK,
+                        true,
+                    );
                 }
             }
             for row in 0..rows {
@@ -281,7 +301,7 @@ unsafe fn multiply<S: Simd>(
                     tile::<S, 8>(a, a_stride, b, b_stride, c, c_stride, n, add);
                     8
                 }
-                4.. => {
+                4.. if S::TILE.1 >= 4 => {
                     tile::<S, 4>(a, a_stride, b, b_stride, c, c_stride, n, add);
                     4
                 }

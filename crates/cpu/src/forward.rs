@@ -10,7 +10,7 @@ use crate::activations::{Activations, Rows, Source, Tile, tiles};
 use crate::attention::{Attend, Merge, PARTIAL, ROWS, SCRATCH, SPLIT, Unit};
 use crate::kernels::Kernels;
 use crate::kv::{Append, Kv};
-use crate::matmul::Product;
+use crate::matmul::{Product, STREAMS};
 use crate::memory::Shared;
 use crate::packed::{Packed, PackedLayer};
 use crate::panels::Panels;
@@ -23,8 +23,8 @@ pub const TOKENS: usize = 512;
 pub const HEAD_ROWS: usize = 12;
 /// Partial attention results that fit.
 const PARTIALS: usize = 4096;
-/// Bytes of weights below which a unit of work is not worth taking.
-const UNIT_BYTES: usize = 64 << 10;
+/// Bytes of a unit's weights that pass by once.
+const UNIT_BYTES: usize = 256 << 10;
 /// Panels that a unit multiplies with many tokens: they stay in the second-level cache.
 const UNIT_PANELS: usize = 8;
 
@@ -145,7 +145,15 @@ impl Plan {
                 let end = batch.positions[token + tokens - 1] as usize + 1;
                 for head in 0..KV_HEADS {
                     let start = 0;
-                    self.units.push(Unit { sequence, head, token, tokens, start, end, partial: None });
+                    self.units.push(Unit {
+                        sequence,
+                        head,
+                        token,
+                        tokens,
+                        start,
+                        end,
+                        partial: None,
+                    });
                 }
             }
         }
@@ -381,11 +389,12 @@ impl<'a> Step<'a> {
         let mut unit_panels = [0; N];
         let mut units = [0; N];
         for (i, product) in products.iter().enumerate() {
-            let few = product.tiles.len() == 1;
-            let panels = UNIT_BYTES / product.weights.panel_bytes();
+            let most = match product.tiles.len() {
+                1 => UNIT_BYTES / product.weights.panel_bytes(),
+                _ => UNIT_PANELS,
+            };
             let each = product.weights.panels() / (2 * worker.team.threads());
-            let many = UNIT_PANELS.min(each.next_multiple_of(2));
-            unit_panels[i] = if few { panels.next_multiple_of(2).max(2) } else { many.max(2) };
+            unit_panels[i] = most.min(each).next_multiple_of(STREAMS).max(STREAMS);
             units[i] = product.weights.panels().div_ceil(unit_panels[i]);
         }
         worker.phase(units.iter().sum(), |mut unit| {

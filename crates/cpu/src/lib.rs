@@ -107,7 +107,8 @@ impl Cpu {
         options: Options,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Cpu, BackendError> {
-        let missing = || BackendError::Unavailable(format!("no {:?} on this machine", options.class));
+        let missing =
+            || BackendError::Unavailable(format!("no {:?} on this machine", options.class));
         let kernels = options.class.kernels().ok_or_else(missing)?;
         let mut pool = Pool::new(options.threads)
             .map_err(|error| BackendError::Unavailable(format!("threads: {error}")))?;

@@ -47,8 +47,10 @@ pub unsafe fn product<S: Simd>(job: &Product<'_>, first: usize, count: usize, sc
     }
 }
 
+/// What units of few tokens are a multiple of: streams of equal length in every class.
+pub const STREAMS: usize = 4;
 /// How far ahead of the kernel weights are fetched: what memory delivers during its latency.
-const AHEAD: usize = 4 << 10;
+const AHEAD: usize = 2 << 10;
 
 /// Inputs of which a tile of activations fits in the first-level cache while the unit's weights, in the
 /// second-level cache, pass by.
@@ -64,30 +66,48 @@ unsafe fn all_tiles<S: Simd, B: Block>(
     scratch: &mut [f32],
 ) {
     let cols = job.weights.cols;
-    // One token's weights come from memory, as one stream.
-    let widest = if job.tiles[0].len < 4 { 1 } else { S::TILE.0 };
     // Sums pass from one slice to the next through the scratch, and no bit changes.
     let slice = if job.tiles.len() == 1 { cols } else { SLICE };
     for start in (0..cols).step_by(slice) {
         let inputs = start..cols.min(start + slice);
         for tile in job.tiles {
+            // The unit is read as some streams side by side: a core asks memory for more at once.
+            let streams = if tile.len < 4 { S::STREAMS } else { S::TILE.0 };
+            let step = count / streams;
             let mut done = 0;
             while done < count {
-                let sums = scratch[(tile.start * count + done * tile.len) * LANES..].as_mut_ptr();
-                let (panel, inputs) = (first + done, inputs.clone());
+                // What no longer fills all streams goes panel by panel.
+                let (together, panel) = if done < step * streams {
+                    (streams, Panel { first: first + done / streams, step })
+                } else {
+                    (1, Panel { first: first + done, step })
+                };
+                let sums = (tile.start * count + done * tile.len) * LANES;
+                let sums = scratch[sums..].as_mut_ptr();
+                let inputs = inputs.clone();
                 // SAFETY: the caller's.
                 unsafe {
-                    if widest == 2 && done + 2 <= count {
-                        by_tokens::<S, B, 2>(job, panel, *tile, inputs, sums);
-                        done += 2;
-                    } else {
-                        by_tokens::<S, B, 1>(job, panel, *tile, inputs, sums);
-                        done += 1;
+                    match together {
+                        4 if S::STREAMS >= 4 => {
+                            by_tokens::<S, B, 4>(job, panel, *tile, inputs, sums)
+                        }
+                        2 if S::TILE.0 >= 2 => {
+                            by_tokens::<S, B, 2>(job, panel, *tile, inputs, sums)
+                        }
+                        _ => by_tokens::<S, B, 1>(job, panel, *tile, inputs, sums),
                     }
                 }
+                done += together;
             }
         }
     }
+}
+
+/// Panels that are multiplied together: the first, and the distance to each next one.
+#[derive(Clone, Copy)]
+struct Panel {
+    first: usize,
+    step: usize,
 }
 
 /// # Safety
@@ -95,7 +115,7 @@ unsafe fn all_tiles<S: Simd, B: Block>(
 #[inline(always)]
 unsafe fn by_tokens<S: Simd, B: Block, const P: usize>(
     job: &Product<'_>,
-    panel: usize,
+    panel: Panel,
     tile: Tile,
     inputs: Range<usize>,
     sums: *mut f32,
@@ -103,9 +123,15 @@ unsafe fn by_tokens<S: Simd, B: Block, const P: usize>(
     // SAFETY: the caller's.
     unsafe {
         match tile.len {
-            12 if S::TILE.1 >= 12 => one_tile::<S, B, P, 12>(job, panel, tile.start, inputs, sums),
-            8 if S::TILE.1 >= 8 => one_tile::<S, B, P, 8>(job, panel, tile.start, inputs, sums),
-            4 => one_tile::<S, B, P, 4>(job, panel, tile.start, inputs, sums),
+            12 if S::TILE.1 >= 12 && P < 4 => {
+                one_tile::<S, B, P, 12>(job, panel, tile.start, inputs, sums)
+            }
+            8 if S::TILE.1 >= 8 && P < 4 => {
+                one_tile::<S, B, P, 8>(job, panel, tile.start, inputs, sums)
+            }
+            4 if S::TILE.1 >= 4 && P < 4 => {
+                one_tile::<S, B, P, 4>(job, panel, tile.start, inputs, sums)
+            }
             2 => one_tile::<S, B, P, 2>(job, panel, tile.start, inputs, sums),
             _ => one_tile::<S, B, P, 1>(job, panel, tile.start, inputs, sums),
         }
@@ -126,7 +152,7 @@ struct Inputs {
 #[inline(always)]
 unsafe fn one_tile<S: Simd, B: Block, const P: usize, const T: usize>(
     job: &Product<'_>,
-    panel: usize,
+    panel: Panel,
     token: usize,
     range: Range<usize>,
     sums: *mut f32,
@@ -137,7 +163,7 @@ unsafe fn one_tile<S: Simd, B: Block, const P: usize, const T: usize>(
     unsafe {
         let mut weights = [(std::ptr::null(), std::ptr::null()); P];
         for (p, weights) in weights.iter_mut().enumerate() {
-            let (scales, codes) = job.weights.panel(panel + p);
+            let (scales, codes) = job.weights.panel(panel.first + p * panel.step);
             *weights = (scales.add(B::scales(range.start)), codes.add(B::words(range.start)));
         }
         let mut inputs = Inputs {
@@ -152,7 +178,7 @@ unsafe fn one_tile<S: Simd, B: Block, const P: usize, const T: usize>(
                 if range.start > 0 {
                     *total = S::load_f32(sums.add((t * P + p) * LANES));
                 } else if job.add {
-                    *total = load::<S>(job, panel + p, token + t);
+                    *total = load::<S>(job, panel.first + p * panel.step, token + t);
                 }
             }
         }
@@ -172,7 +198,7 @@ unsafe fn one_tile<S: Simd, B: Block, const P: usize, const T: usize>(
                 if range.end < cols {
                     S::store(*total, sums.add((t * P + p) * LANES));
                 } else {
-                    store::<S>(job, panel + p, token + t, *total);
+                    store::<S>(job, panel.first + p * panel.step, token + t, *total);
                 }
             }
         }

@@ -75,7 +75,8 @@ impl Packed {
         }
         progress(bytes, bytes);
         let mut panels = panels.into_iter();
-        let mut next = || panels.next().ok_or_else(|| BackendError::Device("a matrix is missing".into()));
+        let mut next =
+            || panels.next().ok_or_else(|| BackendError::Device("a matrix is missing".into()));
         let mut layers = Vec::new();
         for _ in &weights.layers {
             layers.push(PackedLayer {

@@ -65,10 +65,8 @@ impl Pool {
         // barrier below keeps `job` alive until all have run it.
         unsafe {
             let job: *const (dyn Fn(usize, &Team) + Sync + '_) = job;
-            *self.team.job.get() = Some(std::mem::transmute::<
-                *const (dyn Fn(usize, &Team) + Sync + '_),
-                Job,
-            >(job));
+            *self.team.job.get() =
+                Some(std::mem::transmute::<*const (dyn Fn(usize, &Team) + Sync + '_), Job>(job));
         }
         self.team.epoch.raise();
         job(0, &self.team);

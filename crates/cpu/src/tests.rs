@@ -121,7 +121,8 @@ fn products_agree_with_plain_arithmetic_and_do_not_depend_on_the_tile() {
                 for r in 0..rows {
                     w.row_f32(r, &mut row);
                     for (t, x) in x.chunks_exact(cols).enumerate() {
-                        let products = x.iter().zip(&row).map(|(&x, &w)| f64::from(x) * f64::from(w));
+                        let products =
+                            x.iter().zip(&row).map(|(&x, &w)| f64::from(x) * f64::from(w));
                         expected[t * rows + r] = products.sum::<f64>() + f64::from(add);
                     }
                 }

@@ -23,7 +23,10 @@ impl Source for Rows {
         let layer = match parts.next() {
             Some("token_embd") => return weights.embedding.row_f32(row, out),
             Some("output_norm") => return out.copy_from_slice(weights.output_norm.as_f32()),
-            _ => &weights.layers[parts.next().and_then(|i| i.parse::<usize>().ok()).expect("a layer")],
+            _ => {
+                &weights.layers
+                    [parts.next().and_then(|i| i.parse::<usize>().ok()).expect("a layer")]
+            }
         };
         let matrix: &Matrix = match parts.next().expect("a tensor of a layer") {
             "attn_norm" => return out.copy_from_slice(layer.attention_norm.as_f32()),
@@ -93,8 +96,7 @@ fn text_reads_as_the_oracle_reads_it() {
         let mut cpu = Cpu::new(model, kv, options, &mut |_, _| ()).expect("a backend");
         let (found, expected) = (logits(&mut cpu, &tokens), logits(&mut oracle, &tokens));
         let error = nmse(&found.concat(), &expected.concat());
-        let worst =
-            found.iter().zip(&expected).map(|(a, b)| nmse(a, b)).fold(0.0, f64::max);
+        let worst = found.iter().zip(&expected).map(|(a, b)| nmse(a, b)).fold(0.0, f64::max);
         let (a, b) = (perplexity(&found, &tokens), perplexity(&expected, &tokens));
         println!(
             "{scheme:?}: NMSE {error:.2e}, worst row {worst:.2e}, perplexity {a:.5} against {b:.5}"

@@ -14,6 +14,7 @@ impl Simd for Avx512 {
     type I = __m512i;
     type F = __m512;
     const TILE: (usize, usize) = (2, 12);
+    const STREAMS: usize = 4;
 
     #[inline(always)]
     unsafe fn prefetch(at: *const i32) {

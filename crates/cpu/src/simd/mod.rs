@@ -29,6 +29,8 @@ pub trait Simd: Copy {
     type F: Copy;
     /// How many panels and tokens one tile of the matrix product holds in registers, at most.
     const TILE: (usize, usize);
+    /// How many panels of one or two tokens' products are read side by side.
+    const STREAMS: usize;
 
     /// Asks for a cache line that will be needed; any address will do.
     unsafe fn prefetch(at: *const i32);
@@ -112,7 +114,8 @@ fn fold(mut x: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
 pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     // e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln 2 / 2; ln 2 in two parts, so that r is
     // exact. The coefficients are those of the Taylor series, whose remainder is below 2^-25.
-    const TAYLOR: [f32; 7] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0];
+    const TAYLOR: [f32; 7] =
+        [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0];
     // SAFETY: the caller's.
     unsafe {
         let low = S::splat(-87.0);

@@ -23,14 +23,24 @@ impl Simd for Neon {
     type I = [int32x4_t; 4];
     type F = [float32x4_t; 4];
     const TILE: (usize, usize) = (1, 4);
+    const STREAMS: usize = 4;
 
     #[inline(always)]
     unsafe fn prefetch(at: *const i32) {
-        unsafe { asm!("prfm pldl1keep, [{}]", in(reg) at, options(nostack, readonly, preserves_flags)) }
+        unsafe {
+            asm!("prfm pldl1keep, [{}]", in(reg) at, options(nostack, readonly, preserves_flags))
+        }
     }
     #[inline(always)]
     unsafe fn load(from: *const i32) -> [int32x4_t; 4] {
-        unsafe { [vld1q_s32(from), vld1q_s32(from.add(4)), vld1q_s32(from.add(8)), vld1q_s32(from.add(12))] }
+        unsafe {
+            [
+                vld1q_s32(from),
+                vld1q_s32(from.add(4)),
+                vld1q_s32(from.add(8)),
+                vld1q_s32(from.add(12)),
+            ]
+        }
     }
     #[inline(always)]
     unsafe fn splat_i(x: i32) -> [int32x4_t; 4] {
@@ -89,7 +99,14 @@ impl Simd for Neon {
     }
     #[inline(always)]
     unsafe fn load_f32(from: *const f32) -> [float32x4_t; 4] {
-        unsafe { [vld1q_f32(from), vld1q_f32(from.add(4)), vld1q_f32(from.add(8)), vld1q_f32(from.add(12))] }
+        unsafe {
+            [
+                vld1q_f32(from),
+                vld1q_f32(from.add(4)),
+                vld1q_f32(from.add(8)),
+                vld1q_f32(from.add(12)),
+            ]
+        }
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> [float32x4_t; 4] {
@@ -168,7 +185,11 @@ impl Simd for Neon {
         each!(vminnmq_f32; a, b)
     }
     #[inline(always)]
-    unsafe fn fma(a: [float32x4_t; 4], b: [float32x4_t; 4], c: [float32x4_t; 4]) -> [float32x4_t; 4] {
+    unsafe fn fma(
+        a: [float32x4_t; 4],
+        b: [float32x4_t; 4],
+        c: [float32x4_t; 4],
+    ) -> [float32x4_t; 4] {
         each!(vfmaq_f32; c, a, b)
     }
     #[inline(always)]
@@ -177,9 +198,8 @@ impl Simd for Neon {
     }
     #[inline(always)]
     unsafe fn pow2(n: [int32x4_t; 4]) -> [float32x4_t; 4] {
-        let power = |n| unsafe {
-            vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127))))
-        };
+        let power =
+            |n| unsafe { vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127)))) };
         each!(power; n)
     }
     #[inline(always)]
