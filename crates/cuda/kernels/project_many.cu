@@ -171,17 +171,7 @@ __device__ __forceinline__ void project(Weights w, const __half* x, void* out, f
             }
         }
     } else {
-        // All reads before all writes: in turns, each would wait for the one before.
-        float* to = static_cast<float*>(out);
-        if constexpr (E == RESIDUAL) {
-            each([&](int token, int row, float& y0, float& y1) {
-                float2 x = *reinterpret_cast<const float2*>(to + size_t(token) * rows + row);
-                y0 = x.x + y0 * factor, y1 = x.y + y1 * factor;
-            });
-        }
-        each([&](int token, int row, float y0, float y1) {
-            *reinterpret_cast<float2*>(to + size_t(token) * rows + row) = make_float2(y0, y1);
-        });
+        each([&](int token, int row, float y0, float y1) { finish<E>(out, factor, token, row, rows, y0, y1); });
     }
 }
 

@@ -6,11 +6,10 @@
 // consumer warpgroups 64 rows each. One thread of a third warpgroup streams both operands through a ring of stages of
 // 64 columns by bulk tensor copies, across tiles and ahead of the activations: the first weights are under way before
 // the kernel before this one has ended.
-// The device's blocks share all steps of k of all tiles evenly (`ranges`): a block's range may begin or end inside a
-// tile. The blocks of such a tile write their sums, and when all have, each adds up a part of the tile in the order of
-// the blocks. The ranges depend on the matrix, the number of token tiles and the device alone, so among calls with as
-// many token tiles (one up to 256 tokens) a token's sum does not depend on its batch mates. Where the tiles fill the
-// device well by themselves, blocks take whole ones, in order of k.
+// Up to 256 tokens there is one tile of tokens, and the device's blocks share rows x cols evenly (`ranges`): a block's
+// range may begin or end inside a tile. The blocks of such a tile write their sums, and when all have, each adds up a
+// part of the tile in the order of the blocks. The ranges depend on the matrix and the device alone, so a token's sum
+// does not depend on its batch mates. Beyond 256 tokens a block takes whole tiles, in order of k.
 // Grid: at most one block a multiprocessor, since blocks wait for each other; 384 threads.
 #include "epilogue.cuh"
 #include "hopper.cuh"
@@ -26,36 +25,39 @@ struct Shape {
     int rows, cols;
     const int* count;
     float* parts;
-    unsigned* arrivals;  // [tiles][2]: blocks that wrote their sums, blocks that added theirs; 0 between launches
-    int token_tiles;
-    int ranges;          // whether blocks share the steps evenly
+    unsigned* arrivals;  // [row tiles][2]: blocks that wrote their sums, blocks that added theirs; 0 between launches
+    int ranges;          // whether blocks share the columns evenly
 };
 
 #if HOPPER
 
 // A piece of one tile: steps of k begin..end.
 struct Segment {
-    int tile, row_tile, token_tile, begin, end;
+    int row_tile, token_tile, begin, end;
 };
 
 // The work of one block, in order.
 struct Work {
-    int steps;  // of k in a tile
-    int tiles;  // of rows and tokens; tokens fastest, so that blocks that work at one time share weights
-    int next, end;  // ranges: steps of all tiles; else tiles
+    int steps;         // of k in a tile
+    int row_tiles, token_tiles;
+    long long next, end;  // ranges: steps of all tiles; else tiles
+    int stride;
 
-    __device__ Work(const Shape& s) {
-        steps = s.cols / DEPTH, tiles = s.rows / ROWS_TILE * s.token_tiles;
-        next = s.ranges ? first_of(blockIdx.x) : blockIdx.x;
-        end = s.ranges ? first_of(blockIdx.x + 1) : tiles;
+    __device__ Work(const Shape& s, int token_tiles_) {
+        steps = s.cols / DEPTH, row_tiles = s.rows / ROWS_TILE, token_tiles = token_tiles_;
+        if (s.ranges) {
+            next = first_of(blockIdx.x), end = first_of(blockIdx.x + 1);
+        } else {
+            next = blockIdx.x, end = (long long)row_tiles * token_tiles, stride = gridDim.x;
+        }
     }
 
     // Where a block's range begins.
-    __device__ int first_of(int block) const { return (long long)block * tiles * steps / gridDim.x; }
+    __device__ long long first_of(int block) const { return (long long)block * row_tiles * steps / gridDim.x; }
 
     // The block whose range holds a step.
-    __device__ int block_of(int step) const {
-        int block = (long long)step * gridDim.x / (tiles * steps);
+    __device__ int block_of(long long step) const {
+        int block = int(step * gridDim.x / ((long long)row_tiles * steps));
         while (first_of(block + 1) <= step) block++;
         while (first_of(block) > step) block--;
         return block;
@@ -63,10 +65,15 @@ struct Work {
 
     __device__ bool take(const Shape& s, Segment& segment) {
         if (next >= end) return false;
-        int tile = s.ranges ? next / steps : next, begin = s.ranges ? next % steps : 0;
-        int upto = s.ranges ? min(steps, begin + end - next) : steps;
-        segment = {tile, tile / s.token_tiles, tile % s.token_tiles, begin, upto};
-        next += s.ranges ? upto - begin : gridDim.x;
+        if (s.ranges) {
+            int tile = int(next / steps), begin = int(next % steps);
+            int upto = int(min((long long)steps, begin + (end - next)));
+            segment = {tile, 0, begin, upto};
+            next += upto - begin;
+        } else {  // tokens fastest, so that the blocks at work share weights
+            segment = {int(next / token_tiles), int(next % token_tiles), 0, steps};
+            next += stride;
+        }
         return true;
     }
 };
@@ -88,19 +95,23 @@ __device__ __forceinline__ void project(const CUtensorMap* weights, const CUtens
     if (group == 2) {
         fewer_registers<40>();
         if (tid != 0) return;
-        // The weights of the first stages do not wait for the activations.
+        // The weights of the first stages do not wait for the activations; which segments they belong to does, unless
+        // there is one tile of tokens.
         Segment segment;
-        Work early(s);
         int ahead = 0;
-        while (ahead < STAGES && early.take(s, segment)) {
-            for (int k = segment.begin; k < segment.end && ahead < STAGES; k++, ahead++) {
-                barrier_expect(full + ahead * 8, STAGE_BYTES);
-                copy_box(base + ahead * STAGE_BYTES, weights, k * DEPTH, segment.row_tile * ROWS_TILE, full + ahead * 8);
+        if (s.ranges) {
+            Work work(s, 1);
+            while (ahead < STAGES && work.take(s, segment)) {
+                for (int k = segment.begin; k < segment.end && ahead < STAGES; k++, ahead++) {
+                    barrier_expect(full + ahead * 8, STAGE_BYTES);
+                    copy_box(base + ahead * STAGE_BYTES, weights, k * DEPTH, segment.row_tile * ROWS_TILE,
+                             full + ahead * 8);
+                }
             }
         }
         depend();
         asm volatile("fence.proxy.async;" ::: "memory");
-        Work work(s);
+        Work work(s, (*s.count + WIDTH - 1) / WIDTH);
         int step = 0;
         while (work.take(s, segment)) {
             for (int k = segment.begin; k < segment.end; k++, step++) {
@@ -121,7 +132,7 @@ __device__ __forceinline__ void project(const CUtensorMap* weights, const CUtens
     depend();
     int tokens = *s.count, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     int own_row = group * 64 + warp * 16 + g;  // in the tile; the other is 8 further
-    Work work(s);
+    Work work(s, (tokens + WIDTH - 1) / WIDTH);
     Segment segment;
     int step = 0;
     int begun_tile = -1, ended_tile = -1;  // tiles shared with the blocks before and behind this one
@@ -152,12 +163,12 @@ __device__ __forceinline__ void project(const CUtensorMap* weights, const CUtens
 #pragma unroll
             for (int i = 0; i < WIDTH / 2; i++) {
                 int token = i / 4 * 8 + 2 * t + i % 2;
-                if (token0 + token < tokens) __stcg(part + token * ROWS_TILE + own_row + i / 2 % 2 * 8, sum[i]);
+                if (token < tokens) __stcg(part + token * ROWS_TILE + own_row + i / 2 % 2 * 8, sum[i]);
             }
             __threadfence();
             asm volatile("bar.sync 1, 256;" ::: "memory");
-            if (threadIdx.x == 0) atomicAdd(s.arrivals + segment.tile * 2, 1);
-            (segment.begin == 0 ? ended_tile : begun_tile) = segment.tile;
+            if (threadIdx.x == 0) atomicAdd(s.arrivals + segment.row_tile * 2, 1);
+            (segment.begin == 0 ? ended_tile : begun_tile) = segment.row_tile;
         } else if constexpr (E == SWIGLU) {
             __half* out = static_cast<__half*>(s.out);
 #pragma unroll
@@ -167,23 +178,12 @@ __device__ __forceinline__ void project(const CUtensorMap* weights, const CUtens
                     out[size_t(token) * (s.rows / 2) + row0 / 16 * 8 + g] = __float2half_rn(swiglu(sum[i], sum[i + 2]));
             }
         } else {
-            float* out = static_cast<float*>(s.out) + size_t(token0) * s.rows + row0;
-            int inside = tokens - token0;
-            constexpr int FLIGHT = WIDTH / 2 < 32 ? WIDTH / 2 : 32;  // reads before writes: in turns, each waits for the last
+            float* out = static_cast<float*>(s.out);
 #pragma unroll
-            for (int first = 0; first < WIDTH / 2; first += FLIGHT) {
-                if constexpr (E == RESIDUAL) {
-#pragma unroll
-                    for (int i = first; i < first + FLIGHT; i++) {
-                        int token = i / 4 * 8 + 2 * t + i % 2;
-                        if (token < inside) sum[i] = out[token * s.rows + i / 2 % 2 * 8] + sum[i] * s.factor;
-                    }
-                }
-#pragma unroll
-                for (int i = first; i < first + FLIGHT; i++) {
-                    int token = i / 4 * 8 + 2 * t + i % 2;
-                    if (token < inside) out[token * s.rows + i / 2 % 2 * 8] = sum[i];
-                }
+            for (int i = 0; i < WIDTH / 2; i++) {
+                int token = token0 + i / 4 * 8 + 2 * t + i % 2;
+                float* at = out + size_t(token) * s.rows + row0 + i / 2 % 2 * 8;
+                if (token < tokens) *at = E == STORE ? sum[i] : *at + sum[i] * s.factor;
             }
         }
     }
@@ -193,8 +193,8 @@ __device__ __forceinline__ void project(const CUtensorMap* weights, const CUtens
     for (int i = 0; i < 2; i++) {
         int tile = i == 0 ? begun_tile : ended_tile;
         if (tile < 0) continue;
-        int first = work.block_of(tile * work.steps);
-        int last = work.block_of((tile + 1) * work.steps - 1);
+        int first = work.block_of((long long)tile * work.steps);
+        int last = work.block_of((long long)(tile + 1) * work.steps - 1);
         int sharers = last - first + 1, mine = blockIdx.x - first;
         volatile unsigned* arrived = s.arrivals + tile * 2;
         if (threadIdx.x == 0) {
@@ -202,50 +202,27 @@ __device__ __forceinline__ void project(const CUtensorMap* weights, const CUtens
             __threadfence();
         }
         asm volatile("bar.sync 1, 256;" ::: "memory");
-        // Only the first sharer's piece may begin the tile; every other's begins its own range.
-        bool begins = work.first_of(first) <= tile * work.steps;
-        int token0 = tile % s.token_tiles * WIDTH, row0 = tile / s.token_tiles * ROWS_TILE;
-        constexpr int PIECE = WIDTH * ROWS_TILE;
-        constexpr int FLIGHT = 8;  // reads under way at once
-        constexpr int PAIRS_A_TOKEN = E == SWIGLU ? ROWS_TILE / 4 : ROWS_TILE / 2;
-        int pairs = min(WIDTH, tokens - token0) * PAIRS_A_TOKEN, end = pairs * (mine + 1) / sharers;
-        for (int p = pairs * mine / sharers + threadIdx.x; p < end; p += FLIGHT * 256) {
-            float2 y[FLIGHT] = {}, up[FLIGHT] = {};  // of two adjacent rows; up for SwiGLU only
-            int token[FLIGHT], r[FLIGHT];
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++) {
-                int pair = min(p + i * 256, end - 1);
-                token[i] = pair / PAIRS_A_TOKEN, r[i] = pair % PAIRS_A_TOKEN * 2;
-                if (E == SWIGLU) r[i] = r[i] / 8 * 16 + r[i] % 8;
-            }
+        auto total = [&](int token, int r) {  // of two adjacent rows
+            float2 y = make_float2(0.0f, 0.0f);
             for (int block = first; block <= last; block++) {
-                const float* part = s.parts + (size_t(block) * 2 + (block == first && begins)) * PIECE;
-#pragma unroll
-                for (int i = 0; i < FLIGHT; i++) {
-                    const float2* at = reinterpret_cast<const float2*>(part + token[i] * ROWS_TILE + r[i]);
-                    float2 v = __ldcg(at);
-                    y[i] = make_float2(y[i].x + v.x, y[i].y + v.y);
-                    if constexpr (E == SWIGLU) {
-                        v = __ldcg(at + 4);
-                        up[i] = make_float2(up[i].x + v.x, up[i].y + v.y);
-                    }
-                }
+                // Only the first sharer's piece may begin the tile; every other's begins its own range.
+                bool begins = block == first && work.first_of(first) <= (long long)tile * work.steps;
+                const float* part = s.parts + (size_t(block) * 2 + begins) * (WIDTH * ROWS_TILE);
+                float2 v = __ldcg(reinterpret_cast<const float2*>(part + token * ROWS_TILE + r));
+                y = make_float2(y.x + v.x, y.y + v.y);
             }
-            auto place = [&](int i) {
-                return reinterpret_cast<float2*>(static_cast<float*>(s.out) + size_t(token0 + token[i]) * s.rows + row0 + r[i]);
-            };
-            if constexpr (E == RESIDUAL) {
-#pragma unroll
-                for (int i = 0; i < FLIGHT; i++) {
-                    float2 x = *place(i);
-                    y[i] = make_float2(x.x + y[i].x * s.factor, x.y + y[i].y * s.factor);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++) {
-                if (p + i * 256 >= end) break;
-                if constexpr (E == SWIGLU) finish_swiglu(s.out, token0 + token[i], row0 + r[i], s.rows, y[i], up[i]);
-                else *place(i) = y[i];
+            return y;
+        };
+        constexpr int PAIRS_A_TOKEN = E == SWIGLU ? ROWS_TILE / 4 : ROWS_TILE / 2;
+        int pairs = tokens * PAIRS_A_TOKEN;
+        for (int p = pairs * mine / sharers + threadIdx.x; p < pairs * (mine + 1) / sharers; p += 256) {
+            int token = p / PAIRS_A_TOKEN, r = p % PAIRS_A_TOKEN * 2;
+            if constexpr (E == SWIGLU) {
+                r = r / 8 * 16 + r % 8;
+                finish_swiglu(s.out, token, tile * ROWS_TILE + r, s.rows, total(token, r), total(token, r + 8));
+            } else {
+                float2 y = total(token, r);
+                finish<E>(s.out, s.factor, token, tile * ROWS_TILE + r, s.rows, y.x, y.y);
             }
         }
         asm volatile("bar.sync 1, 256;" ::: "memory");

@@ -19,8 +19,8 @@ static IMAGES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/images.rs"
 const FEW: usize = 64;
 /// Tokens from which Hopper's own kernel takes over, for fp16 weights.
 const WIDE: usize = 17;
-/// Tokens of the widest tile of `project_wide`.
-const WIDEST: usize = 256;
+/// Tokens up to which `project_wide` shares one tile of tokens evenly among the device's blocks.
+const WIDE_SHARED: usize = 256;
 /// Weight rows of a tile of `project_wide`.
 pub const WIDE_ROWS: usize = 128;
 /// Widths of `project_wide` in tokens, with the stages of each.
@@ -120,7 +120,6 @@ struct Shape {
     count: u64,
     parts: u64,
     arrivals: u64,
-    token_tiles: i32,
     ranges: i32,
 }
 
@@ -222,7 +221,7 @@ impl Kernels {
         let multiprocessors = context.device.multiprocessors as usize;
         // splits x rows is at most 160 x 128 wherever a projection is split (`splits`); `project_wide` keeps two tiles
         // a block.
-        let parts = (SPLIT * 160).max(multiprocessors * 2 * WIDEST) * 128 * 4;
+        let parts = (SPLIT * 160).max(multiprocessors * 2 * WIDE_SHARED) * 128 * 4;
         let parts = Buffer::new(context, parts, "partial sums")?;
         let arrivals = Buffer::new(context, ARRIVALS * 4, "counters")?;
         // SAFETY: the whole of a live buffer.
@@ -385,14 +384,17 @@ impl Kernels {
         count: u64,
         epilogue: Epilogue,
     ) -> Result<()> {
-        let index =
-            WIDTHS.iter().position(|&(width, _)| tokens <= width).unwrap_or(WIDTHS.len() - 1);
+        let row_tiles = w.rows / WIDE_ROWS;
+        let shared = tokens <= WIDE_SHARED;
+        let index = if shared {
+            WIDTHS.iter().position(|&(width, _)| tokens <= width).unwrap_or(WIDTHS.len() - 1)
+        } else {
+            widest(row_tiles, tokens, self.multiprocessors)
+        };
         let (width, stages) = WIDTHS[index];
-        let token_tiles = tokens.div_ceil(width);
-        let tiles = w.rows / WIDE_ROWS * token_tiles;
-        let ranges = shared(tiles, token_tiles, self.multiprocessors);
         // A range of at least four steps: shorter ones cost more to add than they save.
-        let work = if ranges { tiles * w.cols / 64 / 4 } else { tiles };
+        let work =
+            if shared { row_tiles * w.cols / 64 / 4 } else { row_tiles * tokens.div_ceil(width) };
         let grid = [self.multiprocessors.min(work).max(1) as u32, 1, 1];
         let x = TensorMap::new(x, tokens, w.cols, width)?;
         let shape = Shape {
@@ -403,8 +405,7 @@ impl Kernels {
             count,
             parts: self.parts.address(),
             arrivals: self.arrivals.address(),
-            token_tiles: token_tiles as i32,
-            ranges: i32::from(ranges),
+            ranges: i32::from(shared),
         };
         let function = wide[index][epilogue.index()];
         launch!(stream, function, grid, 384, wide_shared(width, stages), [weights, x, shape])
@@ -555,11 +556,11 @@ const fn wide_shared(width: usize, stages: usize) -> u32 {
     ((WIDE_ROWS + width) * 128 * stages) as u32
 }
 
-/// Whether the blocks of `project_wide` share all work evenly rather than take whole tiles: always with one tile of
-/// tokens, and where whole tiles would leave much of the device idle in their last round.
-fn shared(tiles: usize, token_tiles: usize, multiprocessors: usize) -> bool {
-    let rounds = tiles.div_ceil(multiprocessors);
-    token_tiles == 1 || (tiles * 100 < rounds * multiprocessors * 80 && tiles * 2 <= ARRIVALS)
+/// Which width takes the fewest rounds of the device; half the width takes a little more than half the time. All widths
+/// give the same sums.
+fn widest(row_tiles: usize, tokens: usize, multiprocessors: usize) -> usize {
+    let rounds = |width: usize| (row_tiles * tokens.div_ceil(width)).div_ceil(multiprocessors);
+    if rounds(128) * 58 < rounds(256) * 100 { 2 } else { 3 }
 }
 
 /// An array whose elements may fail.
