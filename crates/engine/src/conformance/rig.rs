@@ -74,12 +74,7 @@ impl<'a> Rig<'a> {
     /// The same with a bound of at least `bound`.
     pub fn within(&self, bound: f64, name: &str, found: &Logits, expected: &Logits) -> Finding {
         let bound = bound.max(self.subject.bound);
-        let mut worst = Finding {
-            figure: 0.0,
-            bound,
-            unit: Unit::Nmse,
-            detail: String::new(),
-        };
+        let mut worst = Finding { figure: 0.0, bound, unit: Unit::Nmse, detail: String::new() };
         for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
             let nmse = nmse(found, expected);
             if nmse.is_nan() || nmse >= worst.figure {

@@ -26,6 +26,8 @@ pub struct Setup {
     pub blocks: usize,
     pub max_running: usize,
     pub places: usize,
+    /// Whether to wait until it is ready.
+    pub ready: bool,
     pub config: Config,
 }
 
@@ -37,6 +39,7 @@ impl Default for Setup {
             blocks: 600,
             max_running: 16,
             places: 256,
+            ready: true,
             config: Config {
                 address: SocketAddr::from(([127, 0, 0, 1], 0)),
                 api_keys: Vec::new(),
@@ -74,7 +77,7 @@ pub fn serve(script: Box<Script>) -> Running {
 }
 
 pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
-    let Setup { variant, tokenizer, blocks, max_running, places, config } = setup;
+    let Setup { variant, tokenizer, blocks, max_running, places, ready, config } = setup;
     let server = Server::bind(config).expect("bind");
     let address = server.address().expect("address");
     let (stop, stopped) = oneshot::channel();
@@ -94,7 +97,7 @@ pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
     let run = move || server.run(load, stopped, std::future::pending()).expect("run");
     let thread = Some(std::thread::spawn(run));
     let running = Running { address, stop: Mutex::new(Some(stop)), thread };
-    while running.get("/health").status != 200 {
+    while ready && running.get("/health").status != 200 {
         std::thread::sleep(Duration::from_millis(2));
     }
     running
