@@ -13,7 +13,8 @@ use std::{env, fs, thread};
 const ARCHITECTURES: &str = "80,89,90a,100,120";
 
 fn main() {
-    let source = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("kernels");
+    let source =
+        PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("kernels");
     let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-env-changed=KIPP_NVCC");
@@ -38,7 +39,8 @@ fn main() {
 
     // The largest sources first, so that no core ends with a long one.
     let mut queue = names.clone();
-    queue.sort_by_key(|name| fs::metadata(source.join(format!("{name}.cu"))).map_or(0, |m| m.len()));
+    queue
+        .sort_by_key(|name| fs::metadata(source.join(format!("{name}.cu"))).map_or(0, |m| m.len()));
     let queue = Mutex::new(queue);
     let failures = Mutex::new(Vec::new());
     let workers = thread::available_parallelism().map_or(1, |n| n.get());
@@ -63,7 +65,9 @@ fn main() {
     let list: String = names
         .iter()
         .map(|name| {
-            format!("(\"{name}\", include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\"))),\n")
+            format!(
+                "(\"{name}\", include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\"))),\n"
+            )
         })
         .collect();
     fs::write(out.join("images.rs"), format!("&[\n{list}]\n")).expect("OUT_DIR is writable");
@@ -88,10 +92,25 @@ fn compile(nvcc: &Path, source: &Path, out: &Path, name: &str) -> Result<(), Str
     for arch in architectures.split(',') {
         command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
     }
+    // A source is compiled anew if it, a header or the command is newer than what it was compiled to.
+    let stamp = format!("{command:?}");
+    let stamp_file = out.join(format!("{name}.command"));
+    let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
+    let inputs = fs::read_dir(source).map_err(|error| error.to_string())?.filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let used = path.extension()? == "cuh" || path.file_stem()? == name;
+        if used { changed(&path) } else { None }
+    });
+    let made = changed(&stamp_file);
+    if inputs.max() < made && fs::read_to_string(&stamp_file).is_ok_and(|old| old == stamp) {
+        return Ok(());
+    }
     let run = command.output().map_err(|error| format!("{}: {error}", nvcc.display()))?;
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
     if !run.status.success() {
         return Err(format!("nvcc failed on kernels/{name}.cu:\n{said}"));
     }
-    fs::write(out.join(format!("{name}.txt")), said).map_err(|error| error.to_string())
+    fs::write(out.join(format!("{name}.txt")), said)
+        .and_then(|()| fs::write(stamp_file, stamp))
+        .map_err(|error| error.to_string())
 }

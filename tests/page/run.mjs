@@ -29,11 +29,13 @@ async function startServer(options) {
   if (/^https?:/.test(target)) return { kind: 'address', url: target, stop: async () => {} };
   const port = options?.port ?? (await freePort());
   const [program, ...words] = target.replaceAll('{port}', port).split(/\s+/);
-  const child = spawn(program, words, { stdio: ['ignore', 'ignore', 'inherit'] });
+  const child = spawn(program, words, { stdio: ['ignore', 'ignore', 'pipe'] });
+  let complaints = '';
+  child.stderr.on('data', (bytes) => (complaints = (complaints + bytes).slice(-2000)));
   const url = `http://127.0.0.1:${port}/`;
   const ended = new Promise((resolve) => child.on('exit', resolve));
   for (let tries = 0; (await fetch(`${url}health`).catch(() => null))?.status !== 200; tries += 1) {
-    if (tries > 300 || child.exitCode !== null) throw new Error(`${target}: not ready`);
+    if (tries > 300 || child.exitCode !== null) throw new Error(`${target} is not ready:\n${complaints}`);
     await sleep(200);
   }
   return { kind: 'command', url, stop: () => (child.kill(), ended) };

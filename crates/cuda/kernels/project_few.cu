@@ -81,16 +81,23 @@ __device__ __forceinline__ void project(Weights w, const __half* x, void* out, f
             partial[warp][tile * 128 + (2 * t + c % 2) * 16 + g + c / 2 * 8] = sum[tile][c];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < TILES * 64; i += WARPS * 32) {
+    auto total = [&](int token, int r) {  // of two adjacent rows
         float2 y = make_float2(0.0f, 0.0f);
 #pragma unroll
         for (int k = 0; k < WARPS; k++) {
-            float2 p = reinterpret_cast<const float2*>(partial[k])[i];
+            float2 p = *reinterpret_cast<const float2*>(partial[k] + token * 16 + r);
             y = make_float2(y.x + p.x, y.y + p.y);
         }
-        int token = i / 8;
-        if (token < tokens)
-            finish<E>(out, factor, blockIdx.y * (8 * TILES) + token, blockIdx.x * 16 + i % 8 * 2, rows, y.x, y.y);
+        return y;
+    };
+    constexpr int PAIRS_A_TOKEN = E == SWIGLU ? 4 : 8;
+    for (int i = threadIdx.x; i < TILES * 8 * PAIRS_A_TOKEN; i += WARPS * 32) {
+        int token = i / PAIRS_A_TOKEN, r = i % PAIRS_A_TOKEN * 2;
+        if (token >= tokens) break;
+        int at = blockIdx.y * (8 * TILES) + token, n = blockIdx.x * 16 + r;
+        float2 y = total(token, r);
+        if constexpr (E == SWIGLU) finish_swiglu(out, at, n, rows, y, total(token, r + 8));
+        else finish<E>(out, factor, at, n, rows, y.x, y.y);
     }
 }
 

@@ -155,7 +155,24 @@ __device__ __forceinline__ void project(Weights w, const __half* x, void* out, f
             }
         });
     }
-    each([&](int token, int row, float y0, float y1) { finish<E>(out, factor, token, row, rows, y0, y1); });
+    if constexpr (E == SWIGLU) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j += 2) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    int token = token0 + warp_token + i * 16 + h * 8 + lane / 4;
+                    if (token < tokens)
+                        finish_swiglu(out, token, row0 + warp_row + j * 8 + lane % 4 * 2, rows,
+                                      make_float2(sum[i][j][2 * h], sum[i][j][2 * h + 1]),
+                                      make_float2(sum[i][j + 1][2 * h], sum[i][j + 1][2 * h + 1]));
+                }
+            }
+        }
+    } else {
+        each([&](int token, int row, float y0, float y1) { finish<E>(out, factor, token, row, rows, y0, y1); });
+    }
 }
 
 #define KERNEL(type, epilogue)                                                                                  \

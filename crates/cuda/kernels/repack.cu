@@ -1,14 +1,15 @@
 // Weights from their file's layout to the device's (weights.cuh), once, as they arrive.
 //
 // Floor: the bytes in and out over the memory's bandwidth, hidden behind the host link. `from` holds whole rows of the
-// file; file row r becomes row `first + r * stride` of the matrix (gate and up alternate). One thread a block of 32.
+// file, the first of them row `skipped` of its tensor. Tensor row r becomes row `first + r` of the matrix, or, where
+// two tensors take turns of 8 rows (gate and up), row `first + r / 8 * 16 + r % 8`. One thread a block of 32.
 // Grid: (blocks of 32 / 256), 256 threads.
 #include "weights.cuh"
 
 struct Target {
     uint8_t* quants;
     __half* scales;
-    int first, stride, cols;
+    int first, turns, skipped, cols;
 };
 
 // Row of the matrix and block of that row for this thread; false past the end.
@@ -16,7 +17,8 @@ __device__ __forceinline__ bool locate(const Target& to, long long blocks, size_
     long long i = blockIdx.x * 256ll + threadIdx.x;
     if (i >= blocks) return false;
     int width = to.cols / 32;
-    row = to.first + size_t(i / width) * to.stride;
+    int r = to.skipped + int(i / width);
+    row = to.first + (to.turns ? r / 8 * 16 + r % 8 : r);
     block = row * width + i % width;
     return true;
 }

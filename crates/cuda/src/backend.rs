@@ -53,7 +53,11 @@ pub struct CudaModel {
 
 impl CudaModel {
     /// Brings a model to the device. `progress` is told the bytes moved so far and in all.
-    pub fn load(model: &Model, options: Options, progress: &mut dyn FnMut(u64, u64)) -> Result<Arc<Self>> {
+    pub fn load(
+        model: &Model,
+        options: Options,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Arc<Self>> {
         let context = Context::open(options.device)?;
         let stream = Stream::new(&context)?;
         let kernels = Kernels::load(&context, &stream, KvKind::Bf16, options.deterministic)?;
@@ -124,7 +128,8 @@ impl CudaBackend {
             values: pool.address() + (i * kv.blocks * BLOCK_ROWS * row) as u64,
             scales: scales.address() + (i * kv.blocks * BLOCK_ROWS * scale) as u64,
         };
-        let caches = (0..spec.layers).map(|layer| (plane(2 * layer), plane(2 * layer + 1))).collect();
+        let caches =
+            (0..spec.layers).map(|layer| (plane(2 * layer), plane(2 * layer + 1))).collect();
 
         let slot = || {
             Ok(Slot {
@@ -222,7 +227,15 @@ impl CudaBackend {
                 if bytes > 0 {
                     let (pool, bytes) = (pool.address(), bytes * BLOCK_ROWS);
                     let blocks = self.kv.blocks;
-                    self.kernels.copy_blocks(&self.stream, step, copies, pool, planes, blocks, bytes)?;
+                    self.kernels.copy_blocks(
+                        &self.stream,
+                        step,
+                        copies,
+                        pool,
+                        planes,
+                        blocks,
+                        bytes,
+                    )?;
                 }
             }
         }
@@ -233,12 +246,12 @@ impl CudaBackend {
             flashes: self.step.flashes,
         };
         let all_rows = step + Field::Rows as u64 * 4;
-        let recorded = sizes.flashes == 0 && sizes.tokens <= RECORDED && self.step.groups.len() == 1;
+        let recorded =
+            sizes.flashes == 0 && sizes.tokens <= RECORDED && self.step.groups.len() == 1;
         if recorded {
             // Work items grow with the context: launches have room for the next power of two.
             let room = |items: usize| if items == 0 { 0 } else { items.next_power_of_two() };
-            let sizes =
-                Sizes { splits: room(sizes.splits), merges: room(sizes.merges), ..sizes };
+            let sizes = Sizes { splits: room(sizes.splits), merges: room(sizes.merges), ..sizes };
             let rows = asked.len();
             if self.graphs.len() >= RECORDINGS && !self.graphs.contains_key(&(sizes, rows)) {
                 self.stream.wait()?;
@@ -266,7 +279,9 @@ impl CudaBackend {
                 if let Some(offset) = places.logits(first + row) {
                     let from = a.logits + (row * spec.vocab * 4) as u64;
                     // SAFETY: a logits row of the pass; the slot is read when this batch is collected.
-                    unsafe { self.stream.download(&mut slot.answers, offset, from, spec.vocab * 4)? };
+                    unsafe {
+                        self.stream.download(&mut slot.answers, offset, from, spec.vocab * 4)?
+                    };
                 }
             }
             first += rows;

@@ -263,6 +263,37 @@ impl Drop for Pinned {
     }
 }
 
+/// How the copy engine of Hopper finds boxes of a row-major fp16 matrix; kernels take it by value.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct TensorMap(sys::CUtensorMap);
+
+impl TensorMap {
+    /// Boxes of 64 columns and `box_rows` rows of `[rows, cols]` at `address`, swizzled for wgmma; rows past the end
+    /// are zeros.
+    pub fn new(address: u64, rows: usize, cols: usize, box_rows: usize) -> Result<Self> {
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the arrays have the two (or one) elements of the rank and are read during the call only.
+        unsafe {
+            driver!(cuTensorMapEncodeTiled(
+                &mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                2,
+                address as *mut c_void,
+                [cols as u64, rows as u64].as_ptr(),
+                [cols as u64 * 2].as_ptr(),
+                [64, box_rows as u32].as_ptr(),
+                [1, 1].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            ))?;
+        }
+        Ok(TensorMap(map))
+    }
+}
+
 /// A kernel of a loaded module.
 #[derive(Debug, Clone, Copy)]
 pub struct Function(sys::CUfunction);
@@ -312,7 +343,8 @@ impl Module {
         let symbol = CString::new(name).map_err(|e| BackendError::Device(e.to_string()))?;
         let mut function = ptr::null_mut();
         // SAFETY: a loaded module and a string that ends in a zero.
-        let result = unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
+        let result =
+            unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
         check(name, result).map(|()| Function(function))
     }
 }
@@ -368,15 +400,27 @@ impl Stream {
     pub unsafe fn upload(&self, to: u64, from: &Pinned, bytes: usize) -> Result<()> {
         assert!(bytes <= from.bytes, "upload of {bytes} bytes from {}", from.bytes);
         // SAFETY: the caller's; the length is checked.
-        unsafe { driver!(cuMemcpyHtoDAsync_v2(to, from.address.cast::<c_void>(), bytes, self.stream)) }
+        unsafe {
+            driver!(cuMemcpyHtoDAsync_v2(to, from.address.cast::<c_void>(), bytes, self.stream))
+        }
     }
 
     /// Copies `bytes` from the device to `to[offset..]`.
     ///
     /// # Safety
     /// `from` is that long; `to` is not read, changed or freed before the copy is done.
-    pub unsafe fn download(&self, to: &mut Pinned, offset: usize, from: u64, bytes: usize) -> Result<()> {
-        assert!(offset + bytes <= to.bytes, "download of {bytes} bytes at {offset} to {}", to.bytes);
+    pub unsafe fn download(
+        &self,
+        to: &mut Pinned,
+        offset: usize,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        assert!(
+            offset + bytes <= to.bytes,
+            "download of {bytes} bytes at {offset} to {}",
+            to.bytes
+        );
         // SAFETY: the caller's; the range is checked.
         unsafe {
             let to = to.address.add(offset).cast::<c_void>();

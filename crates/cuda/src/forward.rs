@@ -164,9 +164,7 @@ impl Forward<'_> {
         k.rms_norm(stream, step, rows, Some(first), a.x, norm, a.last, hidden)?;
         k.project(stream, &self.weights.head, a.last, a.logits, rows, count, Epilogue::Store)?;
         k.logits_stats(stream, step, rows, first, a.logits, a.stats, vocab)?;
-        k.sample(
-            stream, step, rows, first, a.logits, a.stats, a.answers, a.tops, a.drawn, vocab,
-        )
+        k.sample(stream, step, rows, first, a.logits, a.stats, a.answers, a.tops, a.drawn, vocab)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use engine::{BackendError, KvKind};
 use model::KV_HEADS;
 
-use crate::driver::{Buffer, Context, Function, Module, Stream};
+use crate::driver::{Buffer, Context, Function, Module, Stream, TensorMap};
 use crate::weights::{Kind, Projection};
 
 type Result<T> = std::result::Result<T, BackendError>;
@@ -16,7 +16,15 @@ type Result<T> = std::result::Result<T, BackendError>;
 static IMAGES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/images.rs"));
 
 /// Tokens up to which a projection streams its weights once for all of them.
-pub const FEW: usize = 64;
+const FEW: usize = 64;
+/// Tokens from which Hopper's own kernel takes over, for fp16 weights.
+const WIDE: usize = 17;
+/// Tokens up to which `project_wide` shares one tile of tokens evenly among the device's blocks.
+const WIDE_SHARED: usize = 256;
+/// Weight rows of a tile of `project_wide`.
+pub const WIDE_ROWS: usize = 128;
+/// Widths of `project_wide` in tokens, with the stages of each.
+const WIDTHS: [(usize, usize); 4] = [(32, 10), (64, 9), (128, 6), (256, 4)];
 /// Tokens up to which a projection of few rows splits its columns over blocks.
 const SPLIT: usize = 512;
 /// Dynamic shared memory of `project_many` and of `attend_flash`: both hold 64 KB of tiles.
@@ -33,7 +41,7 @@ pub enum Epilogue {
     Store,
     /// Added, times a factor, to fp32 `[tokens, rows]`.
     Residual(f32),
-    /// Rows alternate gate and up: fp16 `[tokens, rows / 2]` of silu(gate) x up / 64.
+    /// Rows are 8 of gate and 8 of up in turns: fp16 `[tokens, rows / 2]` of silu(gate) x up / 64.
     SwiGlu,
 }
 
@@ -91,18 +99,38 @@ pub struct Target {
     pub quants: u64,
     /// Of the matrix.
     pub scales: u64,
-    /// Row of the matrix that the first row of the file becomes.
+    /// Row of the matrix that the tensor's first row becomes.
     pub first: i32,
-    /// Rows of the matrix from one row of the file to the next.
-    pub stride: i32,
+    /// Whether the tensor takes turns of 8 rows with another.
+    pub turns: i32,
+    /// Rows of the tensor before those that are moved.
+    pub skipped: i32,
     /// Columns.
     pub cols: i32,
+}
+
+/// What `project_wide` takes beside its tensor maps.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Shape {
+    out: u64,
+    factor: f32,
+    rows: i32,
+    cols: i32,
+    count: u64,
+    parts: u64,
+    arrivals: u64,
+    ranges: i32,
 }
 
 /// All kernels of a device.
 pub struct Kernels {
     project_few: [[[Function; 3]; 4]; 4],
     project_many: [[Function; 3]; 4],
+    /// By width; only where the device has Hopper's instructions.
+    project_wide: Option<[[Function; 3]; 4]>,
+    /// Multiprocessors of the device.
+    multiprocessors: usize,
     embed: [Function; 4],
     repack: [Function; 4],
     rms_norm: Function,
@@ -134,7 +162,12 @@ macro_rules! launch {
 
 impl Kernels {
     /// Loads the code for the context's device.
-    pub fn load(context: &Arc<Context>, stream: &Stream, kv: KvKind, deterministic: bool) -> Result<Self> {
+    pub fn load(
+        context: &Arc<Context>,
+        stream: &Stream,
+        kv: KvKind,
+        deterministic: bool,
+    ) -> Result<Self> {
         let mut modules = Vec::new();
         let mut named = Vec::new();
         for &(name, image) in IMAGES {
@@ -143,7 +176,8 @@ impl Kernels {
         }
         let find = |source: &str, name: &str| {
             let index = named.iter().find(|(n, _)| *n == source).map(|&(_, index)| index);
-            let missing = || BackendError::Device(format!("kernel source {source} is not embedded"));
+            let missing =
+                || BackendError::Device(format!("kernel source {source} is not embedded"));
             modules[index.ok_or_else(missing)?].function(name)
         };
         let kinds = |source: &str| -> Result<[Function; 4]> {
@@ -174,14 +208,29 @@ impl Kernels {
         };
         let attend_flash = by_kv("attend_flash")?;
         attend_flash.allow_shared(TILES)?;
-        // splits x rows is below 160 x 128 wherever a projection is split (`splits`).
-        let parts = Buffer::new(context, SPLIT * 160 * 128 * 4, "partial sums")?;
+        let wide = |width: usize| {
+            let (tokens, stages) = WIDTHS[width];
+            each(|epilogue| {
+                let name = format!("project_wide_{tokens}_{}", Epilogue::NAMES[epilogue]);
+                let function = find("project_wide", &name)?;
+                function.allow_shared(wide_shared(tokens, stages))?;
+                Ok(function)
+            })
+        };
+        let hopper = context.device.capability == (9, 0);
+        let multiprocessors = context.device.multiprocessors as usize;
+        // splits x rows is at most 160 x 128 wherever a projection is split (`splits`); `project_wide` keeps two tiles
+        // a block.
+        let parts = (SPLIT * 160).max(multiprocessors * 2 * WIDE_SHARED) * 128 * 4;
+        let parts = Buffer::new(context, parts, "partial sums")?;
         let arrivals = Buffer::new(context, ARRIVALS * 4, "counters")?;
         // SAFETY: the whole of a live buffer.
         unsafe { stream.zero(arrivals.address(), arrivals.bytes())? };
         Ok(Kernels {
             project_few: each(few)?,
             project_many: each(many)?,
+            project_wide: if hopper { Some(each(wide)?) } else { None },
+            multiprocessors,
             embed: kinds("embed")?,
             repack: each(|kind| find("repack", &format!("repack_{}", Kind::FILE_NAMES[kind])))?,
             rms_norm: find("norm", "rms_norm")?,
@@ -199,8 +248,20 @@ impl Kernels {
         })
     }
 
+    /// Whether projections of fp16 weights need tensor maps.
+    pub fn wide(&self) -> bool {
+        self.project_wide.is_some()
+    }
+
     /// `blocks` blocks of 32 elements of whole rows of a file to their place in a matrix.
-    pub fn repack(&self, stream: &Stream, kind: Kind, from: u64, to: Target, blocks: usize) -> Result<()> {
+    pub fn repack(
+        &self,
+        stream: &Stream,
+        kind: Kind,
+        from: u64,
+        to: Target,
+        blocks: usize,
+    ) -> Result<()> {
         let grid = [blocks.div_ceil(256) as u32, 1, 1];
         let blocks = blocks as i64;
         launch!(stream, self.repack[kind as usize], grid, 256, 0, [from, to, blocks])
@@ -239,7 +300,14 @@ impl Kernels {
         let function = self.embed[table.kind as usize];
         let (grid, hidden) = ([tokens as u32, 1, 1], table.cols as i32);
         let table = Weights { quants: table.quants, scales: table.scales };
-        launch!(stream, function, grid, 256, 0, [table, frequencies, drawn, x, rotations, step, hidden])
+        launch!(
+            stream,
+            function,
+            grid,
+            256,
+            0,
+            [table, frequencies, drawn, x, rotations, step, hidden]
+        )
     }
 
     /// RMSNorm of all `count` tokens, or of `count` answer rows from `first` on.
@@ -272,6 +340,11 @@ impl Kernels {
         count: u64,
         epilogue: Epilogue,
     ) -> Result<()> {
+        if let (Some(wide), Some(map), false) = (&self.project_wide, w.map, self.deterministic)
+            && tokens >= WIDE
+        {
+            return self.project_wide(stream, wide, map, w, x, out, tokens, count, epilogue);
+        }
         let (rows, cols) = (w.rows as i32, w.cols as i32);
         let weights = Weights { quants: w.quants, scales: w.scales };
         let factor = epilogue.factor();
@@ -295,6 +368,47 @@ impl Kernels {
                 [weights, x, out, factor, rows, cols, count, parts, arrivals]
             )
         }
+    }
+
+    /// The same by Hopper's own kernel.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    fn project_wide(
+        &self,
+        stream: &Stream,
+        wide: &[[Function; 3]; 4],
+        weights: TensorMap,
+        w: &Projection,
+        x: u64,
+        out: u64,
+        tokens: usize,
+        count: u64,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        let row_tiles = w.rows / WIDE_ROWS;
+        let shared = tokens <= WIDE_SHARED;
+        let index = if shared {
+            WIDTHS.iter().position(|&(width, _)| tokens <= width).unwrap_or(WIDTHS.len() - 1)
+        } else {
+            widest(row_tiles, tokens, self.multiprocessors)
+        };
+        let (width, stages) = WIDTHS[index];
+        // A range of at least four steps: shorter ones cost more to add than they save.
+        let work =
+            if shared { row_tiles * w.cols / 64 / 4 } else { row_tiles * tokens.div_ceil(width) };
+        let grid = [self.multiprocessors.min(work).max(1) as u32, 1, 1];
+        let x = TensorMap::new(x, tokens, w.cols, width)?;
+        let shape = Shape {
+            out,
+            factor: epilogue.factor(),
+            rows: w.rows as i32,
+            cols: w.cols as i32,
+            count,
+            parts: self.parts.address(),
+            arrivals: self.arrivals.address(),
+            ranges: i32::from(shared),
+        };
+        let function = wide[index][epilogue.index()];
+        launch!(stream, function, grid, 384, wide_shared(width, stages), [weights, x, shape])
     }
 
     /// Norm and rotation of queries and keys, and the append of keys and values to the cache.
@@ -435,6 +549,18 @@ impl Kernels {
 /// matrix alone, so that a token's sum does not depend on its batch mates.
 fn splits(rows: usize, cols: usize) -> usize {
     (160 * 128 / rows).clamp(1, 8).min(cols / 128).max(1)
+}
+
+/// Dynamic shared memory of `project_wide`: stages of 64 columns of both operands.
+const fn wide_shared(width: usize, stages: usize) -> u32 {
+    ((WIDE_ROWS + width) * 128 * stages) as u32
+}
+
+/// Which width takes the fewest rounds of the device; half the width takes a little more than half the time. All widths
+/// give the same sums.
+fn widest(row_tiles: usize, tokens: usize, multiprocessors: usize) -> usize {
+    let rounds = |width: usize| (row_tiles * tokens.div_ceil(width)).div_ceil(multiprocessors);
+    if rounds(128) * 58 < rounds(256) * 100 { 2 } else { 3 }
 }
 
 /// An array whose elements may fail.

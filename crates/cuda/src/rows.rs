@@ -21,7 +21,9 @@ pub fn pack_row(want: &Want, vocab: usize, words: &mut Vec<u32>) -> Result<usize
         Want::Sample(sample) => sample.top,
     };
     if top > MOST_TOP {
-        return Err(BackendError::Batch(format!("{top} alternatives, at most {MOST_TOP} an answer")));
+        return Err(BackendError::Batch(format!(
+            "{top} alternatives, at most {MOST_TOP} an answer"
+        )));
     }
     let at = words.len();
     match want {
@@ -43,7 +45,12 @@ fn pack_sample(sample: &Sample, vocab: usize, words: &mut Vec<u32>) {
     let scale = if p.temperature == 0.0 { 0.0 } else { 1.0 / p.temperature };
     let floor = if p.min_p > 0.0 { p.min_p.ln() } else { f32::NEG_INFINITY };
     words.extend([2, 0, sample.position, sample.top as u32]);
-    words.extend([scale.to_bits(), p.top_k.min(i32::MAX as u32), p.top_p.to_bits(), floor.to_bits()]);
+    words.extend([
+        scale.to_bits(),
+        p.top_k.min(i32::MAX as u32),
+        p.top_p.to_bits(),
+        floor.to_bits(),
+    ]);
     words.extend([p.seed as u32, (p.seed >> 32) as u32, edits.len() as u32, edits_at as u32]);
     words.push(if sample.mask.is_some() { mask_at as u32 } else { NONE });
     words.extend([p.repetition_penalty, p.frequency_penalty, p.presence_penalty].map(f32::to_bits));
@@ -81,7 +88,13 @@ fn edits(sample: &Sample, vocab: usize) -> BTreeMap<u32, Edit> {
 }
 
 /// Reads row `index` from the device's answers; `logits` are the row's, if it wanted them.
-pub fn unpack_answer(want: &Asked, index: usize, answers: &[u8], tops: &[u8], logits: &[u8]) -> Answer {
+pub fn unpack_answer(
+    want: &Asked,
+    index: usize,
+    answers: &[u8],
+    tops: &[u8],
+    logits: &[u8],
+) -> Answer {
     let word = |bytes: &[u8], i: usize| {
         u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
     };

@@ -2,7 +2,7 @@
 //! in one piece (`kernels/common.cuh`, `enum Step`).
 
 use engine::batch::BLOCK;
-use engine::{Batch, BackendError, Input};
+use engine::{BackendError, Batch, Input};
 
 use crate::rows::pack_row;
 
@@ -62,7 +62,13 @@ pub struct Step {
 impl Step {
     /// Lays a checked batch out for a model with `group` query heads a KV head, `vocab` tokens, and passes of at most
     /// `pass` rows over the head.
-    pub fn build(&mut self, batch: &Batch, group: usize, vocab: usize, pass: usize) -> Result<(), BackendError> {
+    pub fn build(
+        &mut self,
+        batch: &Batch,
+        group: usize,
+        vocab: usize,
+        pass: usize,
+    ) -> Result<(), BackendError> {
         self.words.clear();
         self.words.resize(HEADER, 0);
         self.tokens = batch.tokens.len();
@@ -126,7 +132,9 @@ impl Step {
                 }
                 let base = self.partials as u32;
                 splits.extend((0..chunks).map(|c| [first as u32, count as u32, c, base]));
-                merges.extend((0..count as u32).map(|i| [first as u32 + i, base + i, count as u32, chunks]));
+                merges.extend(
+                    (0..count as u32).map(|i| [first as u32 + i, base + i, count as u32, chunks]),
+                );
                 self.partials += chunks as usize * count;
             }
         }
@@ -181,7 +189,9 @@ mod tests {
     fn attention_covers_every_position_once() {
         for group in [2, 4, 5, 8] {
             let mut batch = Batch::default();
-            for (count, position) in [(1, 0), (1, 127), (1, 128), (3, 126), (16, 500), (17, 0), (200, 77)] {
+            for (count, position) in
+                [(1, 0), (1, 127), (1, 128), (3, 126), (16, 500), (17, 0), (200, 77)]
+            {
                 let table: Vec<u32> = (0..40).collect();
                 batch.push((0..count).map(Input::Token), position, &table);
             }
@@ -209,7 +219,8 @@ mod tests {
             // Merged partials are those that the splits write, each once.
             let mut written = vec![0; step.partials];
             let at = field(&step, Field::SplitAt);
-            for item in step.words[at..at + step.splits * 4].chunks(4).filter(|i| i[3] != u32::MAX) {
+            for item in step.words[at..at + step.splits * 4].chunks(4).filter(|i| i[3] != u32::MAX)
+            {
                 for token in 0..item[1] {
                     written[(item[3] + item[2] * item[1] + token) as usize] += 1;
                 }

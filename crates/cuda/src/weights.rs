@@ -7,8 +7,8 @@ use std::{num::NonZero, thread};
 use engine::BackendError;
 use model::{Matrix, Model, TensorType, Vector};
 
-use crate::driver::{Buffer, Context, Event, Pinned, Stream};
-use crate::kernels::{Kernels, Target};
+use crate::driver::{Buffer, Context, Event, Pinned, Stream, TensorMap};
+use crate::kernels::{Kernels, Target, WIDE_ROWS};
 
 type Result<T> = std::result::Result<T, BackendError>;
 
@@ -72,6 +72,8 @@ pub struct Projection {
     pub quants: u64,
     /// Address of the scales.
     pub scales: u64,
+    /// For `project_wide`, where the device has it.
+    pub map: Option<TensorMap>,
 }
 
 /// One transformer block; norms are addresses of fp32 vectors.
@@ -88,7 +90,7 @@ pub struct Layer {
     pub o: Projection,
     /// `[hidden]`
     pub ffn_norm: u64,
-    /// Rows of gate and up in turns, `[2 ffn, hidden]`.
+    /// 8 rows of gate and 8 of up in turns, `[2 ffn, hidden]`.
     pub gate_up: Projection,
     /// `[hidden, ffn]`
     pub down: Projection,
@@ -112,7 +114,7 @@ struct Move<'a> {
     matrix: &'a Matrix,
     to: Projection,
     first: usize,
-    stride: usize,
+    turns: bool,
 }
 
 /// Lays everything out in one allocation; addresses are relative until it is made.
@@ -136,8 +138,8 @@ impl<'a> Plan<'a> {
         at
     }
 
-    /// Matrices of one width as one; row r of part i becomes row r x parts + i if `alternate`, else they are stacked.
-    fn projection(&mut self, parts: &[&'a Matrix], alternate: bool) -> Result<Projection> {
+    /// Matrices of one width as one: on top of each other, or two of them in turns of 8 rows.
+    fn projection(&mut self, parts: &[&'a Matrix], turns: bool) -> Result<Projection> {
         let kind = Kind::of(parts[0].ty)?;
         if parts.iter().any(|part| part.ty != parts[0].ty || part.cols != parts[0].cols) {
             return Err(BackendError::Unavailable("projections of a layer differ in type".into()));
@@ -150,11 +152,12 @@ impl<'a> Plan<'a> {
             cols,
             quants: self.reserve(rows * cols / 32 * quants),
             scales: self.reserve(rows * cols / 32 * scales),
+            map: None,
         };
         let mut above = 0;
         for (i, &matrix) in parts.iter().enumerate() {
-            let (first, stride) = if alternate { (i, parts.len()) } else { (above, 1) };
-            self.moves.push(Move { matrix, to, first, stride });
+            let first = if turns { i * 8 } else { above };
+            self.moves.push(Move { matrix, to, first, turns });
             above += matrix.rows;
         }
         Ok(to)
@@ -203,15 +206,24 @@ impl Weights {
         pipeline.matrices(stream, kernels, base, &plan, progress)?;
         stream.wait()?;
 
-        let place = |p: &mut Projection| (p.quants, p.scales) = (p.quants + base, p.scales + base);
-        [&mut embedding, &mut head].into_iter().for_each(place);
+        let place = |p: &mut Projection| {
+            (p.quants, p.scales) = (p.quants + base, p.scales + base);
+            if kernels.wide() && p.kind == Kind::F16 {
+                p.map = Some(TensorMap::new(p.quants, p.rows, p.cols, WIDE_ROWS)?);
+            }
+            Ok(())
+        };
+        [&mut embedding, &mut head].into_iter().try_for_each(place)?;
         output_norm += base;
         for layer in &mut layers {
             let projections = [&mut layer.qkv, &mut layer.o, &mut layer.gate_up, &mut layer.down];
-            projections.into_iter().for_each(place);
-            for norm in
-                [&mut layer.attention_norm, &mut layer.q_norm, &mut layer.k_norm, &mut layer.ffn_norm]
-            {
+            projections.into_iter().try_for_each(place)?;
+            for norm in [
+                &mut layer.attention_norm,
+                &mut layer.q_norm,
+                &mut layer.k_norm,
+                &mut layer.ffn_norm,
+            ] {
                 *norm += base;
             }
         }
@@ -277,7 +289,7 @@ impl Pipeline {
     ) -> Result<()> {
         let total = plan.moves.iter().map(|m| m.matrix.bytes().len() as u64).sum();
         let mut done = 0;
-        for Move { matrix, to, first, stride } in &plan.moves {
+        for Move { matrix, to, first, turns } in &plan.moves {
             let row_bytes = matrix.ty.row_bytes(matrix.cols);
             let rows_at_once = PIECE / row_bytes;
             for (i, rows) in matrix.bytes().chunks(rows_at_once * row_bytes).enumerate() {
@@ -288,8 +300,9 @@ impl Pipeline {
                 let target = Target {
                     quants: base + to.quants,
                     scales: base + to.scales,
-                    first: (first + i * rows_at_once * stride) as i32,
-                    stride: *stride as i32,
+                    first: *first as i32,
+                    turns: i32::from(*turns),
+                    skipped: (i * rows_at_once) as i32,
                     cols: to.cols as i32,
                 };
                 let blocks = rows.len() / row_bytes * to.cols / 32;

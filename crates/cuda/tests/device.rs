@@ -19,7 +19,8 @@ use model::{Checkpoint, Model, Scheme};
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let arguments: Vec<String> =
+        std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let devices = match cuda::devices() {
         Ok(devices) if !devices.is_empty() => devices,
         Ok(_) => return no_device("the driver lists none"),
@@ -27,7 +28,10 @@ fn main() -> Outcome<()> {
     };
     for device in &devices {
         let (major, minor) = device.capability;
-        println!("device {}: {}, {major}.{minor}, {} bytes", device.ordinal, device.name, device.memory);
+        println!(
+            "device {}: {}, {major}.{minor}, {} bytes",
+            device.ordinal, device.name, device.memory
+        );
     }
     let mut failed = 0;
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -82,7 +86,9 @@ fn gates(name: &str, only: &str) -> Outcome<usize> {
     let model = Arc::new(open(name)?);
     let loaded = load(&model, 2048)?;
     let mut failed = 0;
-    for gate in GATES.iter().filter(|gate| only.is_empty() || only.split(',').any(|n| n == gate.name)) {
+    for gate in
+        GATES.iter().filter(|gate| only.is_empty() || only.split(',').any(|n| n == gate.name))
+    {
         let mut make = |kv| Ok(Box::new(CudaBackend::new(&loaded, kv)?) as Box<dyn Backend>);
         let start = Instant::now();
         let found = (gate.run)(&mut Rig::new(Subject {
@@ -99,13 +105,21 @@ fn gates(name: &str, only: &str) -> Outcome<usize> {
                 let holds = found.holds();
                 failed += usize::from(!holds);
                 println!(
-                    "{{\"model\": \"{name}\", \"gate\": \"{}\", \"holds\": {holds}, \"figure\": {:e}, \"bound\": {:e}, \"unit\": \"{}\", \"seconds\": {seconds:.2}, \"detail\": {:?}}}",
-                    gate.name, found.figure, found.bound, found.unit, found.detail
+                    "{{\"model\": \"{name}\", \"gate\": \"{}\", \"holds\": {holds}, \"figure\": {}, \"bound\": {:e}, \"unit\": \"{}\", \"seconds\": {seconds:.2}, \"detail\": {:?}}}",
+                    gate.name,
+                    number(found.figure),
+                    found.bound,
+                    found.unit,
+                    found.detail
                 );
             }
             Err(error) => {
                 failed += 1;
-                println!("{{\"model\": \"{name}\", \"gate\": \"{}\", \"error\": {:?}}}", gate.name, error.to_string());
+                println!(
+                    "{{\"model\": \"{name}\", \"gate\": \"{}\", \"error\": {:?}}}",
+                    gate.name,
+                    error.to_string()
+                );
             }
         }
     }
@@ -134,7 +148,10 @@ fn time(name: &str, settings: &[&str]) -> Outcome<()> {
         let mut timer = Timer::new(&loaded, vocab, 1, tokens)?;
         timer.prefill(tokens)?;
         let seconds = median(3, || timer.prefill(tokens))?;
-        println!("{{\"model\": \"{name}\", \"prefill\": {tokens}, \"tokens_per_second\": {:.0}}}", tokens as f64 / seconds);
+        println!(
+            "{{\"model\": \"{name}\", \"prefill\": {tokens}, \"tokens_per_second\": {:.0}}}",
+            tokens as f64 / seconds
+        );
     }
     for &depth in &depths {
         for &batch in &batches {
@@ -170,9 +187,11 @@ struct Timer {
 impl Timer {
     fn new(model: &Arc<CudaModel>, vocab: u32, batch: usize, positions: usize) -> Outcome<Self> {
         let each = positions.div_ceil(32);
-        let kind = if std::env::var_os("KIPP_KV_Q8").is_some() { KvKind::Q8_0 } else { KvKind::Bf16 };
+        let kind =
+            if std::env::var_os("KIPP_KV_Q8").is_some() { KvKind::Q8_0 } else { KvKind::Bf16 };
         let backend = CudaBackend::new(model, KvConfig { blocks: each * batch, kind })?;
-        let tables = (0..batch).map(|s| (0..each).map(|b| (s * each + b) as u32).collect()).collect();
+        let tables =
+            (0..batch).map(|s| (0..each).map(|b| (s * each + b) as u32).collect()).collect();
         Ok(Timer { backend, tables, vocab })
     }
 
@@ -190,7 +209,8 @@ impl Timer {
             for first in (0..tokens).step_by(most) {
                 let count = most.min(tokens - first);
                 let mut batch = Batch::default();
-                let input = |i: usize| Input::Token((i as u32).wrapping_mul(2_654_435_761) % self.vocab);
+                let input =
+                    |i: usize| Input::Token((i as u32).wrapping_mul(2_654_435_761) % self.vocab);
                 batch.push((first..first + count).map(input), first, table);
                 batch.rows.push(Self::row(count - 1, first + count));
                 self.backend.forward(&batch, &mut output)?;
@@ -219,4 +239,9 @@ impl Timer {
         self.backend.collect(&mut output)?;
         Ok(start.elapsed().as_secs_f64())
     }
+}
+
+/// A figure as JSON, which knows no infinity.
+fn number(figure: f64) -> String {
+    if figure.is_finite() { format!("{figure:e}") } else { "null".into() }
 }

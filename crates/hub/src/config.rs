@@ -41,7 +41,8 @@ fn compare(config: &Map<String, Value>, spec: &Spec) -> Result<()> {
         config.get("use_sliding_window").unwrap_or(&json!(false)),
     )?;
 
-    // Older files name these at the top, newer ones elsewhere; where both do, both have to be right.
+    // Older files name these at the top, newer ones elsewhere; where both do, both have to be
+    // right.
     let rope = config.get("rope_parameters").and_then(Value::as_object);
     let theta = [config.get("rope_theta"), rope.and_then(|rope| rope.get("rope_theta"))];
     one_of("rope_theta", &json!(spec.theta), theta)?;

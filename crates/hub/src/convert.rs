@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 
 use crate::folder::Folder;
 
-/// Converts a published folder to a GGUF in which projections and head are stored as `schemes` says. `progress` is told
-/// the bytes of tensors written so far and in all.
+/// Converts a published folder to a GGUF in which projections and head are stored as `schemes`
+/// says. `progress` is told the bytes of tensors written so far and in all.
 pub fn convert(
     dir: &Path,
     checkpoint: &'static Checkpoint,

@@ -1,6 +1,7 @@
 //! A checkpoint as published: a folder with one safetensors file, or several and an index.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt::Display;
 use std::path::{Component, Path, PathBuf};
 
 use model::float::bf16_to_f32;
@@ -31,8 +32,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens a folder and checks configuration, tokenizer and tensors against the registry entry. No weight is read,
-    /// save those of a head that a tied checkpoint carries all the same.
+    /// Opens a folder and checks configuration, tokenizer and tensors against the registry entry.
+    /// No weight is read, save those of a head that a tied checkpoint carries all the same.
     pub fn open(dir: &Path, checkpoint: &Checkpoint) -> Result<Self> {
         config::check(&dir.join("config.json"), &checkpoint.spec)?;
         let tokens = dir.join("tokenizer.json");
@@ -95,36 +96,41 @@ fn sharded(dir: &Path) -> Result<Files> {
         weight_map: Object<String>,
     }
 
-    let index = dir.join(INDEX);
-    let Index { weight_map: Object(weight_map) } = json::read(&index)?;
-    let mut expected: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let path = dir.join(INDEX);
+    let Index { weight_map: Object(weight_map) } = json::read(&path)?;
+    let fault = |field, expected: &dyn Display, found: &dyn Display| {
+        Err(Error::mismatch(field, expected, found).in_file(&path))
+    };
+    let mut files = BTreeSet::new();
     for (tensor, file) in &weight_map {
+        let field = format!("weight_map: file of tensor `{tensor}`");
         if !is_plain_name(file) {
-            let field = format!("weight_map: file of tensor `{tensor}`");
-            return Err(Error::mismatch(field, "a file of this folder", format_args!("{file:?}"))
-                .in_file(&index));
+            return fault(field, &"the name of a file beside it", &format_args!("{file:?}"));
         }
-        expected.entry(file).or_default().push(tensor);
+        if !dir.join(file).is_file() {
+            return fault(field, &format_args!("{file} to be there"), &"no such file");
+        }
+        files.insert(dir.join(file));
     }
-    let (mut files, mut found) = (Vec::new(), HashMap::new());
-    for (file, tensors) in expected {
-        let path = dir.join(file);
-        let before = found.len();
-        collect(&path, &mut found)?;
-        for tensor in &tensors {
-            if found.get(*tensor).is_none_or(|found| found.path != path) {
-                let field = format!("tensor `{tensor}`");
-                return Err(Error::mismatch(field, "in this file, as the index says", "none")
-                    .in_file(&path));
-            }
+    let mut found = HashMap::new();
+    files.iter().try_for_each(|file| collect(file, &mut found))?;
+    let listed: HashSet<_> = weight_map.iter().map(|(tensor, _)| tensor).collect();
+    for (tensor, file) in &weight_map {
+        let place = found.get(tensor).map(|found| &found.path);
+        if place != Some(&dir.join(file)) {
+            let place = place.map_or("none".into(), |place| format!("it in {}", place.display()));
+            return fault(
+                format!("weight_map: tensor `{tensor}`"),
+                &format_args!("it in {file}"),
+                &place,
+            );
         }
-        if found.len() - before != tensors.len() {
-            let count = found.len() - before;
-            return Err(Error::mismatch("number of tensors", tensors.len(), count).in_file(&path));
-        }
-        files.push(path);
     }
-    Ok((files, found))
+    if let Some(tensor) = found.keys().filter(|tensor| !listed.contains(tensor)).min() {
+        let place = format!("it in {}", found[tensor].path.display());
+        return fault(format!("weight_map: tensor `{tensor}`"), &"an entry for it", &place);
+    }
+    Ok((files.into_iter().collect(), found))
 }
 
 fn is_plain_name(file: &str) -> bool {

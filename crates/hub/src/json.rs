@@ -19,7 +19,8 @@ pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T> {
         .map_err(|error| Error::mismatch("JSON", "the published form", error))
 }
 
-/// An object in its own order. A repeated key is refused: which of the two counts would depend on the reader.
+/// An object in its own order. A repeated key is refused: which of the two counts would depend on
+/// the reader.
 #[derive(Debug)]
 pub(crate) struct Object<V>(pub Vec<(String, V)>);
 

@@ -15,8 +15,8 @@ const MAX_HEADER: u64 = 100_000_000;
 /// The header's only key that is not a tensor.
 const METADATA: &str = "__metadata__";
 
-/// A file, or one in memory, whose header has been checked: every tensor lies inside the file, none shares bytes with
-/// another, and no bytes are left over.
+/// A file, or one in memory, whose header has been checked: every tensor lies inside the file, none
+/// shares bytes with another, and no bytes are left over.
 #[derive(Debug)]
 pub struct Safetensors {
     /// Tensors in order of their bytes.
@@ -111,7 +111,8 @@ impl Safetensors {
     }
 }
 
-/// Checks one entry of the header; `start` and `len` are where the data begins and ends in the file.
+/// Checks one entry of the header; `start` and `len` are where the data begins and ends in the
+/// file.
 fn tensor(
     name: String,
     dtype: String,

@@ -20,6 +20,18 @@ pub enum BackendName {
     Oracle,
 }
 
+/// How a backend is to run.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "some fields are a GPU's alone"))]
+pub struct Settings {
+    /// Threads on the processor.
+    pub threads: usize,
+    /// Number of the GPU.
+    pub device: usize,
+    /// Whether a GPU is to use one class of kernels whatever the size of a batch.
+    pub deterministic: bool,
+}
+
 /// Makes backends of one model with different KV caches.
 pub type Maker = Box<dyn FnMut(KvConfig) -> Result<Box<dyn Backend>, BackendError>>;
 
@@ -51,13 +63,9 @@ impl BackendName {
     }
 
     /// Prepares the model once and makes backends of it.
-    pub fn maker(
-        self,
-        model: &Arc<Model>,
-        threads: usize,
-        device: usize,
-    ) -> Result<Maker, BackendError> {
+    pub fn maker(self, model: &Arc<Model>, settings: Settings) -> Result<Maker, BackendError> {
         let model = Arc::clone(model);
+        let threads = settings.threads;
         match self {
             BackendName::Cpu => {
                 let options = Options { threads, ..Options::default() };
@@ -65,7 +73,7 @@ impl BackendName {
                     Ok(Box::new(Cpu::new(Arc::clone(&model), kv, options, &mut |_, _| {})?))
                 }))
             }
-            BackendName::Cuda => cuda_maker(&model, device),
+            BackendName::Cuda => cuda_maker(&model, settings),
             BackendName::Oracle => {
                 Ok(Box::new(move |kv| Ok(Box::new(Oracle::new(Arc::clone(&model), kv, threads)))))
             }
@@ -85,14 +93,15 @@ impl BackendName {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda_maker(model: &Model, device: usize) -> Result<Maker, BackendError> {
-    let options = cuda::Options { device, ..cuda::Options::default() };
+fn cuda_maker(model: &Model, settings: Settings) -> Result<Maker, BackendError> {
+    let Settings { device, deterministic, .. } = settings;
+    let options = cuda::Options { device, deterministic, ..cuda::Options::default() };
     let model = cuda::CudaModel::load(model, options, &mut |_, _| {})?;
     Ok(Box::new(move |kv| Ok(Box::new(cuda::CudaBackend::new(&model, kv)?))))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda_maker(_model: &Model, _device: usize) -> Result<Maker, BackendError> {
+fn cuda_maker(_model: &Model, _settings: Settings) -> Result<Maker, BackendError> {
     Err(BackendError::Unavailable("this kipp was built without the feature `cuda`".into()))
 }
 

@@ -6,6 +6,8 @@
 
 mod backends;
 mod bench;
+mod chat;
+mod convert;
 mod doctor;
 mod generate;
 mod inspect;
@@ -15,6 +17,7 @@ mod options;
 mod output;
 mod ppl;
 mod render;
+mod serve;
 mod store;
 mod tokenize;
 mod verify;
@@ -35,10 +38,16 @@ struct Cli {
 enum Verb {
     /// Continues a text.
     Generate(generate::Args),
+    /// Talks with the model on the terminal.
+    Chat(chat::Args),
+    /// Answers OpenAI's and Anthropic's APIs over HTTP, with a chat page.
+    Serve(serve::Args),
     /// Prints the token ids of a text.
     Tokenize(tokenize::Args),
     /// Prints the prompt text of a chat request.
     Render(render::Args),
+    /// Converts a published folder of safetensors to GGUF.
+    Convert(convert::Args),
     /// Says what is in a model file.
     Inspect(inspect::Args),
     /// Lists the checkpoints that kipp runs and which of them are here.
@@ -56,8 +65,11 @@ enum Verb {
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Generate(args) => generate::run(args),
+        Verb::Chat(args) => chat::run(args),
+        Verb::Serve(args) => serve::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
         Verb::Render(args) => render::run(args),
+        Verb::Convert(args) => convert::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
         Verb::Doctor(args) => doctor::run(args),

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use engine::{Backend, BackendError, KvConfig, KvKind, SamplingParams};
 use model::{Checkpoint, Model, Spec};
 
-use crate::backends::{BackendName, Maker};
+use crate::backends::{BackendName, Maker, Settings};
 use crate::store::{Reference, parse_scheme};
 
 /// Which model, on what.
@@ -24,6 +24,10 @@ pub struct ModelOptions {
     /// Number of the GPU, counted from 0
     #[arg(long, default_value_t = 0)]
     pub device: usize,
+    /// On a GPU, use one class of kernels whatever the size of a batch: the same bits for a request in any
+    /// company, and slower. The processor's answers are the same bits anyway
+    #[arg(long)]
+    pub deterministic: bool,
     /// Positions, prompt and answer together, e.g. 32k; what the checkpoint was made for if left out
     #[arg(long, value_parser = parse_size)]
     pub ctx: Option<usize>,
@@ -79,7 +83,8 @@ impl ModelOptions {
 
     /// What makes backends of the chosen kind; the model is prepared once.
     pub fn maker(&self, model: &Arc<Model>) -> Result<Maker, BackendError> {
-        self.backend.maker(model, self.threads(), self.device)
+        let Self { device, deterministic, .. } = *self;
+        self.backend.maker(model, Settings { threads: self.threads(), device, deterministic })
     }
 }
 
@@ -174,7 +179,7 @@ impl SamplingOptions {
 }
 
 /// A seed that differs from run to run: the standard library's hash keys are drawn from the system.
-fn random_seed() -> u64 {
+pub fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0)
 }

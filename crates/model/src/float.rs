@@ -1,5 +1,5 @@
-//! The two 16-bit float formats that checkpoints use, converted by integer arithmetic: exact one way, rounded
-//! to nearest even the other way.
+//! The two 16-bit float formats that checkpoints use, converted by integer arithmetic: exact one
+//! way, rounded to nearest even the other way.
 
 /// bfloat16 to f32: the upper half of the bits, exactly.
 #[inline]
@@ -96,7 +96,8 @@ mod tests {
         }
     }
 
-    /// Between two neighbours the rounding can change only at their midpoint, which f32 holds exactly.
+    /// Between two neighbours the rounding can change only at their midpoint, which f32 holds
+    /// exactly.
     fn rounds_to_nearest_even(decode: fn(u16) -> f32, encode: fn(f32) -> u16, largest: u16) {
         for low in 0..largest {
             let high = low + 1;

@@ -1,5 +1,5 @@
-//! The tensors that make up a checkpoint, in order of the forward pass: what each is called in a GGUF and
-//! upstream, its shape and its type.
+//! The tensors that make up a checkpoint, in order of the forward pass: what each is called in a
+//! GGUF and upstream, its shape and its type.
 
 use crate::scheme::Scheme;
 use crate::spec::{HEAD_DIM, Spec};
@@ -53,7 +53,8 @@ impl Tensor {
     }
 }
 
-/// All tensors of a checkpoint with these dimensions: projections under `scheme`, embedding and head under `head`.
+/// All tensors of a checkpoint with these dimensions: projections under `scheme`, embedding and
+/// head under `head`.
 pub fn tensors(spec: &Spec, scheme: Scheme, head: Scheme) -> Vec<Tensor> {
     let tensor = |name: String, upstream: String, role, rows, cols| {
         let ty = match role {

@@ -15,8 +15,8 @@ use crate::tensor::{Bytes, Owner};
 
 /// Maps a file for reading. Nothing is read until it is looked at.
 ///
-/// The file has to stay as it is: a change becomes visible in the mapping, and a page that is cut off can no
-/// longer be read.
+/// The file has to stay as it is: a change becomes visible in the mapping, and a page that is cut
+/// off can no longer be read.
 pub fn map(path: &Path) -> Result<Bytes> {
     let open = || {
         // Before opening, because opening a pipe would wait for its other end.
@@ -24,8 +24,8 @@ pub fn map(path: &Path) -> Result<Bytes> {
             return Err(std::io::Error::other("not a regular file"));
         }
         let file = File::open(path)?;
-        // SAFETY: the mapping is read-only and private to this process. That nobody truncates a model
-        // under a running engine is a condition of use, stated above.
+        // SAFETY: the mapping is read-only and private to this process. That nobody truncates a
+        // model under a running engine is a condition of use, stated above.
         unsafe { Mmap::map(&file) }
     };
     Ok(Bytes::owned(Mapping(open().map_err(|error| Error::Io(error).in_file(path))?)))

@@ -1,5 +1,6 @@
-//! The metadata of a checkpoint's GGUF: written from the registry entry, and checked against it when a file is
-//! opened. The layout is that of llama.cpp's `qwen3` architecture plus a few keys of kipp's own.
+//! The metadata of a checkpoint's GGUF: written from the registry entry, and checked against it
+//! when a file is opened. The layout is that of llama.cpp's `qwen3` architecture plus a few keys of
+//! kipp's own.
 
 use std::borrow::Cow;
 
@@ -35,7 +36,8 @@ pub enum Origin {
         /// The seed.
         seed: u64,
     },
-    /// A file that another program wrote: it matches a registry entry, but nothing pins its weights.
+    /// A file that another program wrote: it matches a registry entry, but nothing pins its
+    /// weights.
     Foreign,
 }
 
@@ -154,8 +156,8 @@ fn provenance(checkpoint: &Checkpoint, scheme: Scheme, origin: &Origin) -> Pairs
     pairs
 }
 
-/// The origin that a file of kipp's own names. Repository and revision are compared with the registry's
-/// when everything is.
+/// The origin that a file of kipp's own names. Repository and revision are compared with the
+/// registry's when everything is.
 fn origin(gguf: &Gguf) -> Result<Origin> {
     if require_str(gguf, REPOSITORY)? == SYNTHETIC {
         let revision = require_str(gguf, REVISION)?;
@@ -169,7 +171,8 @@ fn origin(gguf: &Gguf) -> Result<Origin> {
     Ok(Origin::Pinned { sha256 })
 }
 
-/// A file without kipp's keys: its dimensions, and where they leave a choice its name, select the entry.
+/// A file without kipp's keys: its dimensions, and where they leave a choice its name, select the
+/// entry.
 fn check_foreign(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)> {
     let number = |key: &str| {
         let key = format!("{ARCHITECTURE}.{key}");

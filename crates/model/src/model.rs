@@ -62,8 +62,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Maps a GGUF and checks it against the registry entry that it names or, if another program wrote it, whose
-    /// dimensions it has. The weights themselves are not read.
+    /// Maps a GGUF and checks it against the registry entry that it names or, if another program
+    /// wrote it, whose dimensions it has. The weights themselves are not read.
     pub fn open(path: &Path) -> Result<Self> {
         Self::read(mapping::map(path)?).map_err(|error| error.in_file(path))
     }
@@ -184,7 +184,8 @@ mod tests {
         assert!(Gguf::read(Bytes::new(&BUILTIN.0[..])).unwrap().check_values().is_ok());
     }
 
-    /// The file of a synthetic checkpoint whose weights are a hole: of the right size, and quick to make.
+    /// The file of a synthetic checkpoint whose weights are a hole: of the right size, and quick to
+    /// make.
     struct Hollow(PathBuf);
 
     impl Hollow {

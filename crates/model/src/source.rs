@@ -1,4 +1,5 @@
-//! From f32 rows, wherever they come from, to stored tensors: in memory or streamed to a file, encoded by all cores.
+//! From f32 rows, wherever they come from, to stored tensors: in memory or streamed to a file,
+//! encoded by all cores.
 
 use std::fs::File;
 use std::num::NonZero;
@@ -12,7 +13,8 @@ use crate::metadata::{self, Origin};
 use crate::registry::Checkpoint;
 use crate::scheme::{self, Scheme};
 
-/// Bytes of a tensor that are encoded before they are written, and so the memory that writing needs.
+/// Bytes of a tensor that are encoded before they are written, and so the memory that writing
+/// needs.
 const PIECE: usize = 32 << 20;
 
 /// Something that can produce the rows of a checkpoint's tensors.
@@ -26,8 +28,8 @@ pub trait Source: Sync {
     }
 }
 
-/// Writes a checkpoint's GGUF. The file appears under its name when it is complete. `progress` is told the bytes
-/// of tensors written so far and in all.
+/// Writes a checkpoint's GGUF. The file appears under its name when it is complete. `progress` is
+/// told the bytes of tensors written so far and in all.
 pub fn write(
     path: &Path,
     checkpoint: &Checkpoint,

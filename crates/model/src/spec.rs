@@ -1,4 +1,5 @@
-//! The dimensions that tell one dense Qwen3 checkpoint from another, and the constants that they share.
+//! The dimensions that tell one dense Qwen3 checkpoint from another, and the constants that they
+//! share.
 
 /// Key/value heads of every checkpoint of the family.
 pub const KV_HEADS: usize = 8;

@@ -1,8 +1,10 @@
-//! Synthetic checkpoints: every weight is a function of (seed, tensor name, element index), so that checkpoints of
-//! the real dimensions need no download, and any program can rebuild them bit for bit.
+//! Synthetic checkpoints: every weight is a function of (seed, tensor name, element index), so that
+//! checkpoints of the real dimensions need no download, and any program can rebuild them bit for
+//! bit.
 //!
-//! The values are about normal: the sum of four uniform 16-bit numbers, centred and scaled, then rounded to
-//! bfloat16. Matrices have a deviation of 0.02; norms lie around 1 with a deviation of 0.1.
+//! The values are about normal: the sum of four uniform 16-bit numbers, centred and scaled, then
+//! rounded to bfloat16. Matrices have a deviation of 0.02; norms lie around 1 with a deviation of
+//! 0.1.
 
 use std::path::Path;
 
@@ -96,7 +98,8 @@ mod tests {
         tied: true,
     };
 
-    /// The expected values here and below were computed by the Python definition of synthetic checkpoints.
+    /// The expected values here and below were computed by the Python definition of synthetic
+    /// checkpoints.
     #[test]
     fn weights_equal_the_definition() {
         let first = |upstream, seed| bits(&SPEC, upstream, seed, 0)[..4].to_vec();

@@ -1,5 +1,5 @@
-//! Tensors as they lie in a file: bytes, a type and a shape. The bytes stay where they are, in a mapping, in a
-//! buffer or in the program itself.
+//! Tensors as they lie in a file: bytes, a type and a shape. The bytes stay where they are, in a
+//! mapping, in a buffer or in the program itself.
 
 use std::fmt;
 use std::ops::{Deref, Range};

@@ -1,4 +1,5 @@
-//! GGUF files: what is written reads back, and what is damaged is refused with the reason, quickly and without a panic.
+//! GGUF files: what is written reads back, and what is damaged is refused with the reason, quickly
+//! and without a panic.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Files against the registry: what kipp writes opens again as what it was, and anything else is refused by name.
+//! Files against the registry: what kipp writes opens again as what it was, and anything else is
+//! refused by name.
 
 use std::path::Path;
 

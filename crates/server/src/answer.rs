@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::StatusCode;
-use engine::request::{Event, FinishReason, Finished, Timings, Usage};
 use engine::Choice;
+use engine::request::{Event, FinishReason, Finished, Timings, Usage};
 use text::chat::ToolCall;
 use text::thinking::Parts;
 use text::tool_calls::Event as Said;

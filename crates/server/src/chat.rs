@@ -3,6 +3,7 @@
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use text::chat::tools as tool_texts;
+use text::json::write_python;
 use text::{Conversation, Ending, Message, Thinking, ToolCalls};
 
 use crate::answer::{Ask, Splitter};
@@ -186,6 +187,24 @@ pub fn openai_tools(value: &RawValue) -> Result<Vec<Tool>> {
         Ok(Tool { name, parameters, text })
     };
     elements(value, "tools")?.into_iter().zip(texts).map(read).collect()
+}
+
+/// Reads a function whose members stand beside its type, the schema of its arguments in `schema`. What
+/// enters the prompt is the form that the models were trained on.
+pub fn flat_tool(mut function: Fields<'_>, schema: &str) -> Result<Tool> {
+    let member = |name: &str, value: Option<&RawValue>| {
+        value.map(|value| format!("\"{name}\": {}", value.get()))
+    };
+    let members = [("name", "name"), ("description", "description"), (schema, "parameters")]
+        .map(|(from, to)| member(to, function.get(from)));
+    let members: Vec<String> = members.into_iter().flatten().collect();
+    let whole = format!("{{\"type\": \"function\", \"function\": {{{}}}}}", members.join(", "));
+    let mut text = String::new();
+    write_python(text::json::strict(&whole)?, &mut text)?;
+    let (name, parameters) = signature(&mut function, schema)?;
+    function.string("description")?;
+    function.finish()?;
+    Ok(Tool { name, parameters, text })
 }
 
 /// Refuses tools that are not functions.

@@ -44,6 +44,11 @@ impl<'a> Fields<'a> {
         self.members.remove(name).filter(|value| value.get() != "null")
     }
 
+    /// Looks at a member that is neither missing nor null, without taking it.
+    pub fn get(&self, name: &str) -> Option<&'a RawValue> {
+        self.members.get(name).copied().filter(|value| value.get() != "null")
+    }
+
     /// Takes a member that must be there.
     pub fn require(&mut self, name: &str) -> Result<&'a RawValue> {
         self.take(name).ok_or_else(|| ApiError::field(&self.path(name), "a value", "nothing"))

@@ -207,8 +207,7 @@ impl Constraint for Guide {
         let forced = self.forced.pop_front().is_some();
         match self.stage {
             Stage::Start => {
-                self.stage =
-                    if token == self.ids.open { Stage::Thinking } else { Stage::Answer };
+                self.stage = if token == self.ids.open { Stage::Thinking } else { Stage::Answer };
             }
             Stage::Thinking if token == self.ids.close => {
                 self.stage = Stage::Answer;

@@ -31,11 +31,14 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::app::{App, Loaded};
 use crate::routes::router;
+use crate::stall::Stall;
 
 /// How long the head of a request may take to arrive, and a connection may be idle before it.
 const HEAD_TIME: Duration = Duration::from_secs(30);
 /// How long a TLS handshake may take.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// How long a reader may take nothing of what it is sent.
+const WRITE_TIME: Duration = Duration::from_secs(60);
 /// Bytes that a request's head may take.
 const MAX_HEAD: usize = 64 << 10;
 /// How long to wait before accepting again after the system refused.
@@ -133,12 +136,8 @@ impl Server {
             Ok(listener)
         };
         let listener = listen().map_err(|error| Error::Listen(address, error))?;
-        let app = App::new(
-            config.max_body,
-            config.request_timeout,
-            config.api_keys,
-            config.cors_origins,
-        );
+        let app =
+            App::new(config.max_body, config.request_timeout, config.api_keys, config.cors_origins);
         Ok(Server { listener, tls, app: Arc::new(app), max_connections: config.max_connections })
     }
 
@@ -224,7 +223,8 @@ impl Server {
 
 /// Reads the certificate and the key.
 fn acceptor(tls: &Tls) -> Result<TlsAcceptor, Error> {
-    let bad = |path: &PathBuf, why: &dyn fmt::Display| Error::Tls(format!("{}: {why}", path.display()));
+    let bad =
+        |path: &PathBuf, why: &dyn fmt::Display| Error::Tls(format!("{}: {why}", path.display()));
     let read = |path: &PathBuf| std::fs::read(path).map_err(|error| bad(path, &error));
     let pem = read(&tls.certificate)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
@@ -349,7 +349,7 @@ async fn serve<S>(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Stall::new(stream, WRITE_TIME)), service);
     let mut connection = pin!(connection);
     // How a client ends a connection is no news.
     tokio::select! {

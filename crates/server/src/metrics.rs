@@ -75,29 +75,59 @@ impl Metrics {
         self.prompt_tokens.observe(finished.usage.prompt as f64);
         self.generated_tokens.observe(finished.usage.generated as f64);
         let reason = if reason == "tool_calls" { "stop" } else { reason };
-        *self.reasons.lock().unwrap_or_else(PoisonError::into_inner).entry(reason).or_default() += 1;
+        *self.reasons.lock().unwrap_or_else(PoisonError::into_inner).entry(reason).or_default() +=
+            1;
     }
 
     /// The page that Prometheus reads.
     pub fn render(&self, load: &Load) -> String {
         let mut page = Page { text: String::new(), model: escape(&self.model) };
         let usage = load.blocks_held as f64 / (load.blocks.max(1)) as f64;
-        page.single("num_requests_running", "gauge", "Requests being evaluated", load.running as f64);
+        page.single(
+            "num_requests_running",
+            "gauge",
+            "Requests being evaluated",
+            load.running as f64,
+        );
         page.single("num_requests_waiting", "gauge", "Requests that wait", load.waiting as f64);
         page.single("kv_cache_usage_perc", "gauge", "KV blocks in use; 1 is all of them", usage);
         let counters = [
-            ("num_preemptions_total", "Requests that lost their KV blocks for a while", load.preemptions),
-            ("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache", load.prefix_queries),
-            ("prefix_cache_hits_total", "Prompt tokens found in the prefix cache", load.prefix_hits),
-            ("prompt_tokens_total", "Prompt tokens of finished requests", self.prompt_tokens.sum() as u64),
-            ("generation_tokens_total", "Generated tokens of finished requests", self.generated_tokens.sum() as u64),
+            (
+                "num_preemptions_total",
+                "Requests that lost their KV blocks for a while",
+                load.preemptions,
+            ),
+            (
+                "prefix_cache_queries_total",
+                "Prompt tokens looked up in the prefix cache",
+                load.prefix_queries,
+            ),
+            (
+                "prefix_cache_hits_total",
+                "Prompt tokens found in the prefix cache",
+                load.prefix_hits,
+            ),
+            (
+                "prompt_tokens_total",
+                "Prompt tokens of finished requests",
+                self.prompt_tokens.sum() as u64,
+            ),
+            (
+                "generation_tokens_total",
+                "Generated tokens of finished requests",
+                self.generated_tokens.sum() as u64,
+            ),
         ];
         for (name, help, value) in counters {
             page.single(name, "counter", help, value as f64);
         }
         page.head("request_success_total", "counter", "Finished requests by how they ended");
         for (reason, count) in self.reasons.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            page.line("request_success_total", &format!(",finished_reason=\"{reason}\""), *count as f64);
+            page.line(
+                "request_success_total",
+                &format!(",finished_reason=\"{reason}\""),
+                *count as f64,
+            );
         }
         let histograms = [
             ("time_to_first_token_seconds", "From arrival to the first token", &self.first_token),

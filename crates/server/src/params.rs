@@ -126,11 +126,8 @@ pub fn stream_options(fields: &mut Fields<'_>) -> Result<(bool, bool)> {
 pub fn stop_texts(fields: &mut Fields<'_>, name: &str) -> Result<Vec<String>> {
     let path = fields.path(name);
     let Some(value) = fields.take(name) else { return Ok(Vec::new()) };
-    let given = if is_string(value) {
-        vec![(path.clone(), value)]
-    } else {
-        elements(value, &path)?
-    };
+    let given =
+        if is_string(value) { vec![(path.clone(), value)] } else { elements(value, &path)? };
     if given.len() > MAX_STOPS {
         return Err(ApiError::field(&path, &format!("at most {MAX_STOPS} texts"), given.len()));
     }
@@ -146,7 +143,10 @@ pub fn stop_texts(fields: &mut Fields<'_>, name: &str) -> Result<Vec<String>> {
 fn seed(fields: &mut Fields<'_>) -> Result<Option<u64>> {
     let Some(value) = fields.take("seed") else { return Ok(None) };
     let signed = parse::<i64>(value, "seed", "a whole number of 64 bits");
-    signed.map(|seed| seed as u64).or_else(|error| parse(value, "seed", "").map_err(|_| error)).map(Some)
+    signed
+        .map(|seed| seed as u64)
+        .or_else(|error| parse(value, "seed", "").map_err(|_| error))
+        .map(Some)
 }
 
 fn bias(fields: &mut Fields<'_>, card: &Card) -> Result<Arc<[(u32, f32)]>> {

@@ -9,17 +9,18 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, StatusCode, Uri};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
-use axum::middleware;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body as _;
 use serde_json::json;
 
 use crate::app::{App, Engine};
 use crate::error::{ApiError, Result};
 use crate::record::Record;
 use crate::reply::json_body;
-use crate::{guard, openai, page};
+use crate::{anthropic, guard, openai, page, responses};
 
 /// How long a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(30);
@@ -36,6 +37,9 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(model))
         .route("/v1/completions", call(openai::completions::handle))
         .route("/v1/chat/completions", call(openai::chat::handle))
+        .route("/v1/responses", call(responses::handle))
+        .route("/v1/messages", call(anthropic::handle))
+        .route("/v1/messages/count_tokens", call(anthropic::count))
         .route("/tokenize", call(openai::tokens::tokenize))
         .route("/detokenize", call(openai::tokens::detokenize))
         .fallback(other)
@@ -75,14 +79,19 @@ impl Call {
 }
 
 async fn read_body(body: Body, limit: usize) -> Result<Bytes> {
+    let too_large = || {
+        let message = format!("body: expected at most {limit} bytes, found more");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    // A length that was announced is refused before anything is read.
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large());
+    }
     let whole = tokio::time::timeout(BODY_TIME, Limited::new(body, limit).collect()).await;
     let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
     match whole.map_err(late)? {
         Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => {
-            let message = format!("body: expected at most {limit} bytes, found more");
-            Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
-        }
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
         Err(error) => Err(ApiError::invalid(format!("body: {error}"))),
     }
 }

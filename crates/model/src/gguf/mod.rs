@@ -1,4 +1,5 @@
-//! GGUF version 3: a header, metadata, a table of tensors and their bytes, read in place and written as a stream.
+//! GGUF version 3: a header, metadata, a table of tensors and their bytes, read in place and
+//! written as a stream.
 
 mod read;
 mod value;
@@ -14,7 +15,8 @@ const MAGIC: [u8; 4] = *b"GGUF";
 const VERSION: u32 = 3;
 /// Alignment of a file that does not name one.
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Alignment that kipp writes: a cache line, so that a vector load of a mapped row never straddles two.
+/// Alignment that kipp writes: a cache line, so that a vector load of a mapped row never straddles
+/// two.
 pub const ALIGNMENT: u32 = 64;
 const ALIGNMENT_KEY: &str = "general.alignment";
 /// The key that every file has.

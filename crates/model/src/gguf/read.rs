@@ -1,5 +1,5 @@
-//! The reader. It believes nothing: every length is bounded by the bytes that are left, nothing is allocated
-//! by a count from the file, and the first fault is named.
+//! The reader. It believes nothing: every length is bounded by the bytes that are left, nothing is
+//! allocated by a count from the file, and the first fault is named.
 
 use std::collections::HashSet;
 use std::fmt::{Arguments, Display};
@@ -232,7 +232,8 @@ fn read_value(cursor: &mut Cursor, ty: ValueType, key: &str) -> Result<Value> {
     })
 }
 
-/// An array of scalars or strings. The format allows arrays of arrays; nothing that kipp reads has them.
+/// An array of scalars or strings. The format allows arrays of arrays; nothing that kipp reads has
+/// them.
 fn read_array(cursor: &mut Cursor, key: &str) -> Result<Array> {
     let field = format_args!("`{key}`");
     let element = read_type(cursor, key)?;

@@ -191,8 +191,8 @@ impl Array {
         Self { element: ValueType::I32, len: bytes.len() / 4, bytes: Bytes::new(bytes) }
     }
 
-    /// The strings; none if the elements are of another type. What is not UTF-8 becomes U+FFFD: reading a file
-    /// checks only that the strings are inside it.
+    /// The strings; none if the elements are of another type. What is not UTF-8 becomes U+FFFD:
+    /// reading a file checks only that the strings are inside it.
     pub fn strings(&self) -> impl Iterator<Item = Cow<'_, str>> {
         let mut rest: &[u8] = match self.element {
             ValueType::String => &self.bytes,

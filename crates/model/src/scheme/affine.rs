@@ -1,5 +1,5 @@
-//! What the 4-bit encoders share: a block laid on whole numbers as scale x q + minimum, and the sums from which the best
-//! scale and minimum for given q follow.
+//! What the 4-bit encoders share: a block laid on whole numbers as scale x q + minimum, and the
+//! sums from which the best scale and minimum for given q follow.
 
 use super::{BLOCK, Block, inverse, round};
 

@@ -1,8 +1,8 @@
 //! How weights are stored, and the scalar codecs of every storage type in GGUF's block layouts.
 //!
-//! Scales are chosen on the values that a reader will see: every encoder rounds its scale to the f16 that is
-//! stored and only then picks the integers. The 4-bit encoders search for the scale that minimises the squared
-//! error, weighted by the importance of each input where it is known.
+//! Scales are chosen on the values that a reader will see: every encoder rounds its scale to the
+//! f16 that is stored and only then picks the integers. The 4-bit encoders search for the scale
+//! that minimises the squared error, weighted by the importance of each input where it is known.
 
 mod affine;
 mod q4_0;
@@ -59,8 +59,8 @@ impl Scheme {
         Self::ALL.into_iter().find(|scheme| scheme.name() == name)
     }
 
-    /// How embedding and head are stored unless asked otherwise: every token looks at the whole head, so
-    /// it keeps 8 bits where the projections have 4.
+    /// How embedding and head are stored unless asked otherwise: every token looks at the whole
+    /// head, so it keeps 8 bits where the projections have 4.
     pub const fn default_head(self) -> Self {
         match self {
             Scheme::Bf16 => Scheme::Bf16,
@@ -107,8 +107,8 @@ pub fn decode(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Encodes whole blocks into `out`. `importance`, as long as `values`, weighs the squared errors that the
-/// 4-bit types minimise; it is finite and not negative.
+/// Encodes whole blocks into `out`. `importance`, as long as `values`, weighs the squared errors
+/// that the 4-bit types minimise; it is finite and not negative.
 pub fn encode(
     ty: TensorType,
     values: &[f32],
@@ -151,15 +151,16 @@ fn block(values: &[f32]) -> Block {
     block
 }
 
-/// Rounds to the nearest integer, ties to even, for magnitudes below 2^22. Adding 1.5 x 2^23 leaves no bits for
-/// a fraction; unlike `f32::round` this vectorises on every machine.
+/// Rounds to the nearest integer, ties to even, for magnitudes below 2^22. Adding 1.5 x 2^23 leaves
+/// no bits for a fraction; unlike `f32::round` this vectorises on every machine.
 #[inline(always)]
 fn round(value: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0;
     value + MAGIC - MAGIC
 }
 
-/// 1 / scale, and 0 for a scale of 0, under which every value is 0. A half is never so small that this overflows.
+/// 1 / scale, and 0 for a scale of 0, under which every value is 0. A half is never so small that
+/// this overflows.
 #[inline(always)]
 fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }

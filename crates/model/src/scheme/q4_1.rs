@@ -26,8 +26,8 @@ pub(super) fn encode(x: &Block, weights: &Block, out: &mut [u8]) {
     let y = x.map(|x| x - low);
     let (w, wy) = (dot(weights, &[1.0; BLOCK]), dot(weights, &y));
 
-    // For given q scale and minimum solve a 2 x 2 system; they lower the error of all zeros by the gain,
-    // scale x sum(w y q) + minimum x sum(w y).
+    // For given q scale and minimum solve a 2 x 2 system; they lower the error of all zeros by the
+    // gain, scale x sum(w y q) + minimum x sum(w y).
     let fit = |scale: f32, minimum: f32| {
         let sums = affine(scale, minimum).moments(&y, weights);
         let determinant = w * sums.qq - sums.q * sums.q;
@@ -48,7 +48,8 @@ pub(super) fn encode(x: &Block, weights: &Block, out: &mut [u8]) {
             }
         }
     }
-    // Under the fitted values some q move, so they are fitted once more. What will be stored then decides.
+    // Under the fitted values some q move, so they are fitted once more. What will be stored then
+    // decides.
     let stored = [(plain, 0.0, 0.0), best, fit(best.0, best.1)]
         .map(|(scale, minimum, _)| (f32_to_f16(scale), f32_to_f16(low + minimum)));
     let seen = stored.map(|(scale, minimum)| affine(f16_to_f32(scale), f16_to_f32(minimum)));

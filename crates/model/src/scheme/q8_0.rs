@@ -14,7 +14,8 @@ pub(super) fn decode(block: &[u8], out: &mut [f32]) {
 pub(super) fn encode(values: &[f32], out: &mut [u8]) {
     let largest = values.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
     let mut scale = f32_to_f16(largest / 127.0);
-    // Among the subnormal halves rounding down can be so coarse that the largest value would be clipped.
+    // Among the subnormal halves rounding down can be so coarse that the largest value would be
+    // clipped.
     if f16_to_f32(scale) * 127.5 < largest {
         scale += 1;
     }

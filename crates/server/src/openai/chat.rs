@@ -268,7 +268,8 @@ impl Writer for Completion {
     fn whole(&mut self, answers: Vec<Whole>) -> Value {
         let mut choices = Vec::new();
         for (index, answer) in answers.into_iter().enumerate() {
-            let mut message = json!({"role": "assistant", "content": answer.content, "refusal": null});
+            let mut message =
+                json!({"role": "assistant", "content": answer.content, "refusal": null});
             if !answer.reasoning.is_empty() {
                 message["reasoning_content"] = answer.reasoning.as_str().into();
                 message["reasoning"] = answer.reasoning.into();
@@ -277,9 +278,7 @@ impl Writer for Completion {
                 if answer.content.is_empty() {
                     message["content"] = Value::Null;
                 }
-                let call = |call: &ToolCall| {
-                    json!({"id": new_id("call_"), "type": "function", "function": function(call)})
-                };
+                let call = |call: &ToolCall| json!({"id": new_id("call_"), "type": "function", "function": function(call)});
                 message["tool_calls"] = answer.calls.iter().map(call).collect();
             }
             choices.push(json!({

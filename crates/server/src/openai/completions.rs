@@ -144,11 +144,7 @@ struct Log {
 }
 
 impl Log {
-    fn new(
-        tokenizer: &'static Tokenizer,
-        echo: Option<Prompt>,
-        top: Option<usize>,
-    ) -> Self {
+    fn new(tokenizer: &'static Tokenizer, echo: Option<Prompt>, top: Option<usize>) -> Self {
         let decoder = Decoder::new(tokenizer.vocabulary(), false);
         Log { tokenizer, echo, top, decoder, offset: 0 }
     }
@@ -265,8 +261,7 @@ impl Writer for Completions {
             let finish = step.ended.as_ref().map(|end| finish_reason(end.finish));
             let silent = text.is_empty() && log.top.is_none_or(|_| tokens.is_empty());
             if !silent || finish.is_some() {
-                let mut chunk =
-                    self.chunk(vec![Self::choice(step.index, text, logprobs, finish)]);
+                let mut chunk = self.chunk(vec![Self::choice(step.index, text, logprobs, finish)]);
                 if let Some(end) = &step.ended {
                     chunk["timings"] = timings(std::slice::from_ref(end));
                 }

@@ -1,0 +1,48 @@
+//! `kipp convert`: a published folder of safetensors becomes one GGUF file.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use model::Checkpoint;
+
+use crate::output::{complain, size};
+use crate::store::parse_scheme;
+
+/// Converts a published folder of safetensors to GGUF.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Folder with config.json, tokenizer.json and the safetensors files
+    dir: PathBuf,
+    /// Registry id of the checkpoint that the folder holds
+    #[arg(long)]
+    checkpoint: String,
+    /// How the projections are stored: bf16, q8_0, q4_1 or q4_0
+    #[arg(long, default_value = "bf16")]
+    scheme: String,
+    /// How the embedding and the head are stored; q8_0 if the projections are quantised, else bf16
+    #[arg(long)]
+    head: Option<String>,
+    /// The file to write
+    #[arg(long)]
+    out: PathBuf,
+}
+
+/// Runs the verb.
+pub fn run(args: Args) -> Result<()> {
+    let checkpoint = Checkpoint::find(&args.checkpoint).with_context(|| {
+        format!("--checkpoint: expected a registry id, found `{}`", args.checkpoint)
+    })?;
+    let scheme = parse_scheme(&args.scheme)?;
+    let head = args.head.as_deref().map(parse_scheme).transpose()?;
+    let schemes = (scheme, head.unwrap_or(scheme.default_head()));
+    let mut tenth = 0;
+    let progress = |done: u64, total: u64| {
+        let reached = 10 * done / total.max(1);
+        if reached > tenth {
+            tenth = reached;
+            complain(&format!("{}0 % of {}", reached, size(total)));
+        }
+    };
+    hub::convert(&args.dir, checkpoint, schemes, &args.out, progress)?;
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! `kipp serve`: the model over HTTP.
+
+use std::future::Future;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use engine::{Engine, KvConfig, Service, Settings};
+use model::Model;
+use server::{Card, Config, Ended, Loaded, Server, Tls};
+use text::Tokenizer;
+use tokio::sync::watch;
+
+use crate::machine;
+use crate::options::{ModelOptions, parse_size};
+use crate::output::{complain, size};
+use crate::store::BUILTIN;
+
+/// Serves the model over HTTP.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelOptions,
+    /// Address to listen on
+    #[arg(long, env = "KIPP_HOST", default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen on; 0 takes one that is free
+    #[arg(long, env = "KIPP_PORT", default_value_t = 8080)]
+    port: u16,
+    /// Key that requests must carry; may be given several times
+    #[arg(long, env = "KIPP_API_KEY", hide_env_values = true)]
+    api_key: Vec<String>,
+    /// File with one such key a line
+    #[arg(long, env = "KIPP_API_KEY_FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Let everyone in who reaches an address beyond this machine
+    #[arg(long, env = "KIPP_ALLOW_OPEN")]
+    allow_open: bool,
+    /// Web origin that may use the server from a browser, or *; may be given several times
+    #[arg(long, env = "KIPP_CORS_ORIGIN", value_delimiter = ',')]
+    cors_origin: Vec<String>,
+    /// Name of the model in requests; the checkpoint's id if left out
+    #[arg(long, env = "KIPP_MODEL_NAME")]
+    name: Option<String>,
+    /// Requests that are evaluated at once
+    #[arg(long, env = "KIPP_MAX_SEQS", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    max_seqs: u16,
+    /// Requests that may be in the server, running or waiting
+    #[arg(long, env = "KIPP_MAX_REQUESTS", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..))]
+    max_requests: u16,
+    /// Tokens that one step evaluates at most
+    #[arg(long, env = "KIPP_TOKEN_BUDGET", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
+    token_budget: u16,
+    /// Bytes for keys and values, e.g. 4096M; half of what is free if left out
+    #[arg(long, env = "KIPP_KV_MEMORY", value_parser = parse_size)]
+    kv_memory: Option<usize>,
+    /// Largest body of a request in bytes
+    #[arg(long, env = "KIPP_MAX_BODY", default_value = "16M", value_parser = parse_size)]
+    max_body: usize,
+    /// Connections at once; idle ones give way to new ones
+    #[arg(long, env = "KIPP_MAX_CONNECTIONS", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
+    max_connections: u16,
+    /// Seconds that one answer may take
+    #[arg(long, env = "KIPP_REQUEST_TIMEOUT", default_value_t = 3600, value_parser = clap::value_parser!(u32).range(1..))]
+    request_timeout: u32,
+    /// Certificate in PEM format, to serve over TLS
+    #[arg(long, env = "KIPP_TLS_CERT", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key
+    #[arg(long, env = "KIPP_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+}
+
+/// Runs the verb.
+pub fn run(args: Args) -> Result<()> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    let server = Server::bind(args.config()?)?;
+    let scheme = if args.tls_cert.is_some() { "https" } else { "http" };
+    let address = server.address()?;
+    let (stop, stop_at_once) = signals()?;
+    let load = move || {
+        let (loaded, banner) = load(&args).map_err(|error| format!("{error:#}"))?;
+        complain(&format!("{banner}\nkipp listens on {scheme}://{address}"));
+        Ok(loaded)
+    };
+    match server.run(load, stop, stop_at_once)? {
+        Ended::Drained => Ok(()),
+        // The engine may be in the middle of a step; nobody waits for it.
+        Ended::AtOnce => std::process::exit(130),
+    }
+}
+
+impl Args {
+    fn config(&self) -> Result<Config> {
+        let mut api_keys = self.api_key.clone();
+        if let Some(path) = &self.api_key_file {
+            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            api_keys.extend(text.lines().map(|line| line.trim().to_owned()));
+        }
+        api_keys.retain(|key| !key.is_empty());
+        let tls = self.tls_cert.clone().zip(self.tls_key.clone());
+        Ok(Config {
+            address: resolve(&self.host, self.port)?,
+            api_keys,
+            cors_origins: self.cors_origin.clone(),
+            max_body: self.max_body,
+            max_connections: usize::from(self.max_connections),
+            request_timeout: Duration::from_secs(self.request_timeout.into()),
+            allow_open: self.allow_open,
+            tls: tls.map(|(certificate, key)| Tls { certificate, key }),
+        })
+    }
+
+    /// The KV cache: what was asked for, or half of the free memory, and never more than all requests
+    /// at once could fill.
+    fn kv(&self, model: &Model, context: usize) -> KvConfig {
+        let one = self.model.kv_config(context);
+        let most = one.blocks * usize::from(self.max_seqs);
+        let each = KvConfig { blocks: 1, ..one }.bytes(model.spec().layers);
+        let free = || machine::available_memory().map(|free| free / 2);
+        let memory = self.kv_memory.map(|bytes| bytes as u64).or_else(free);
+        let blocks = memory.map_or(4 * one.blocks, |bytes| (bytes / each) as usize);
+        KvConfig { blocks: blocks.clamp(1, most), ..one }
+    }
+}
+
+/// Opens the model and starts its engine; also what there is to tell about it.
+fn load(args: &Args) -> Result<(Loaded, String)> {
+    let model = args.model.open()?;
+    let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
+    let checkpoint = model.checkpoint().context("the model is of no registered checkpoint")?;
+    let context = args.model.context(&model)?;
+    let kv = args.kv(&model, context);
+    let backend = args.model.maker(&model)?(kv)?;
+    let settings = Settings {
+        max_running: args.max_seqs.into(),
+        token_budget: args.token_budget.into(),
+        context,
+    };
+    let engine = Engine::new(backend, tokenizer.vocabulary(), settings);
+    let banner = format!(
+        "checkpoint {} at {}, {}; context {}; {} KV blocks, {}; backend {} on {} threads",
+        checkpoint.id,
+        &checkpoint.revision[..12],
+        model.scheme.name(),
+        engine.context(),
+        kv.blocks,
+        size(kv.bytes(model.spec().layers)),
+        args.model.backend.name(),
+        args.model.threads(),
+    );
+    let (service, _) = Service::spawn(engine, args.max_requests.into())?;
+    let asked = args.model.model.clone().unwrap_or_else(|| BUILTIN.into());
+    let card = Card {
+        id: args.name.clone().unwrap_or_else(|| checkpoint.id.to_owned()),
+        alias: Some(asked),
+        variant: checkpoint.variant,
+        tokenizer,
+        stops: checkpoint.stops(),
+    };
+    Ok((Loaded { card, service }, banner))
+}
+
+fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
+    let mut addresses = (host, port).to_socket_addrs().with_context(|| format!("--host {host}"))?;
+    addresses.next().with_context(|| format!("--host {host}: no such address"))
+}
+
+/// The first request to end, from the terminal or the system, and the second.
+fn signals() -> Result<(impl Future<Output = ()>, impl Future<Output = ()>)> {
+    let (count, seen) = watch::channel(0);
+    ctrlc::set_handler(move || {
+        count.send_modify(|count| *count += 1);
+    })?;
+    let reached = |least: u32| {
+        let mut seen = seen.clone();
+        async move {
+            // The sender lives as long as the program.
+            let _ = seen.wait_for(|&count| count >= least).await;
+        }
+    };
+    Ok((reached(1), reached(2)))
+}
