@@ -13,6 +13,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use crate::error::{ApiError, Result};
 use crate::guide::Grammars;
+use crate::listen::Config;
 use crate::metrics::Metrics;
 
 /// What clients are told about the model, and what their text is turned into tokens with.
@@ -86,17 +87,21 @@ pub struct App {
     pub api_keys: Vec<String>,
     /// Web origins that may use the server from a browser, besides pages of this machine.
     pub cors_origins: Vec<String>,
+    /// Whether only this machine can reach the server.
+    pub local: bool,
 }
 
 impl App {
     /// A server that waits for its model.
-    pub fn new(
-        max_body: usize,
-        request_timeout: Duration,
-        api_keys: Vec<String>,
-        cors_origins: Vec<String>,
-    ) -> Self {
-        App { engine: OnceLock::new(), max_body, request_timeout, api_keys, cors_origins }
+    pub fn new(config: Config) -> Self {
+        App {
+            engine: OnceLock::new(),
+            max_body: config.max_body,
+            request_timeout: config.request_timeout,
+            api_keys: config.api_keys,
+            cors_origins: config.cors_origins,
+            local: config.address.ip().is_loopback(),
+        }
     }
 
     /// Puts the model in place.

@@ -7,7 +7,8 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_MAX_AGE, AUTHORIZATION, HOST, ORIGIN, VARY, WWW_AUTHENTICATE,
+    ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, AUTHORIZATION, HOST, ORIGIN, VARY,
+    WWW_AUTHENTICATE,
 };
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
@@ -33,7 +34,7 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
         let message = "pages of this origin may not use this server; see --cors-origin";
         error_response(&ApiError::new(StatusCode::FORBIDDEN, message), &path)
     } else if origin.is_some() && request.method() == Method::OPTIONS {
-        preflight()
+        preflight(request.headers())
     } else if !app.admits(request.headers()) && !is_open(request.method(), request.uri()) {
         let message = "expected a valid API key in `Authorization: Bearer ...`";
         let error = ApiError {
@@ -54,13 +55,16 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
     response.map(|body| Body::new(Recorded { body, _record: record, _busy: busy }))
 }
 
-fn preflight() -> Response {
-    let headers = [
-        (ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
-        (ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type, x-api-key, anthropic-version"),
-        (ACCESS_CONTROL_MAX_AGE, "86400"),
+/// Lets a page that is allowed send what it wants to.
+fn preflight(headers: &HeaderMap) -> Response {
+    let wanted = headers.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    let wanted = wanted.unwrap_or_else(|| HeaderValue::from_static("authorization, content-type"));
+    let allowed = [
+        (ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS")),
+        (ACCESS_CONTROL_ALLOW_HEADERS, wanted),
+        (ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400")),
     ];
-    (StatusCode::NO_CONTENT, headers).into_response()
+    (StatusCode::NO_CONTENT, allowed).into_response()
 }
 
 /// What needs no key: whether the server lives, and the page, which asks for the key.
@@ -95,9 +99,11 @@ impl App {
         if host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
             return true;
         }
-        // A name could have been pointed here by its owner, an address cannot.
+        // A name could have been pointed here by its owner to reach what only this machine may; an
+        // address cannot.
         let own = headers.get(HOST).and_then(|own| own.to_str().ok());
-        own == Some(authority) && (host.parse::<IpAddr>().is_ok() || !self.api_keys.is_empty())
+        let reached_by_name = !self.local || !self.api_keys.is_empty();
+        own == Some(authority) && (reached_by_name || host.parse::<IpAddr>().is_ok())
     }
 }
 

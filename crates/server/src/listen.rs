@@ -136,9 +136,9 @@ impl Server {
             Ok(listener)
         };
         let listener = listen().map_err(|error| Error::Listen(address, error))?;
-        let app =
-            App::new(config.max_body, config.request_timeout, config.api_keys, config.cors_origins);
-        Ok(Server { listener, tls, app: Arc::new(app), max_connections: config.max_connections })
+        let max_connections = config.max_connections;
+        let app = Arc::new(App::new(config));
+        Ok(Server { listener, tls, app, max_connections })
     }
 
     /// Where it listens.

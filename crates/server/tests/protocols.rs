@@ -326,12 +326,15 @@ fn pages_of_other_origins_are_kept_out() {
         server.raw(
             format!(
                 "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: {origin}\r\n\
-                 Access-Control-Request-Method: POST\r\nConnection: close\r\n\r\n"
+                 Access-Control-Request-Method: POST\r\n\
+                 Access-Control-Request-Headers: x-a\r\nConnection: close\r\n\r\n"
             )
             .as_bytes(),
         )
     };
-    assert_eq!(preflight("https://friend.example").status, 204);
+    let allowed = preflight("https://friend.example");
+    assert_eq!(allowed.status, 204);
+    assert_eq!(allowed.header("access-control-allow-headers"), Some("x-a"));
     assert_eq!(preflight("https://evil.example").status, 403);
 }
 
