@@ -28,8 +28,14 @@ fn angles_are_exact_at_long_positions() {
     for &(position, pair, cos, sin) in EXACT {
         let rotation = rope.at(position);
         let (found_cos, found_sin) = (rotation.cos[pair], rotation.sin[pair]);
-        assert!((found_cos - cos).abs() < 2e-6, "position {position}, pair {pair}: cos {found_cos}");
-        assert!((found_sin - sin).abs() < 2e-6, "position {position}, pair {pair}: sin {found_sin}");
+        assert!(
+            (found_cos - cos).abs() < 2e-6,
+            "position {position}, pair {pair}: cos {found_cos}"
+        );
+        assert!(
+            (found_sin - sin).abs() < 2e-6,
+            "position {position}, pair {pair}: sin {found_sin}"
+        );
     }
 }
 
