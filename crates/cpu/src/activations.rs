@@ -2,9 +2,10 @@
 //!
 //! Sixteen bits, because eight do not pass the gates: see the crate's documentation.
 
+use engine::BackendError;
 use model::RMS_EPSILON;
 
-use crate::memory::Shared;
+use crate::memory::{BUFFERS, Shared};
 use crate::simd::{LANES, Simd, exp};
 
 /// Inputs that share one activation scale.
@@ -58,15 +59,15 @@ pub struct Activations {
 
 impl Activations {
     /// Room for `tokens` tokens of `cols` inputs, with codes of up to `levels`.
-    pub fn new(tokens: usize, cols: usize, levels: f32) -> Self {
-        Activations {
-            codes: Shared::new(tokens * cols / 2),
-            scales: Shared::new(tokens * cols.div_ceil(WIDE)),
-            offsets: Shared::new(tokens * cols.div_ceil(NARROW)),
-            sums: Shared::new(tokens * cols.div_ceil(NARROW)),
+    pub fn new(tokens: usize, cols: usize, levels: f32) -> Result<Self, BackendError> {
+        Ok(Activations {
+            codes: Shared::new(tokens * cols / 2, BUFFERS)?,
+            scales: Shared::new(tokens * cols.div_ceil(WIDE), BUFFERS)?,
+            offsets: Shared::new(tokens * cols.div_ceil(NARROW), BUFFERS)?,
+            sums: Shared::new(tokens * cols.div_ceil(NARROW), BUFFERS)?,
             cols,
             levels,
-        }
+        })
     }
 }
 

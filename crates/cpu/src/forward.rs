@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use engine::BackendError;
 use engine::batch::BLOCK;
 use engine::rope::Rotation;
 use model::{HEAD_DIM, KV_HEADS, Model, Spec};
@@ -11,7 +12,7 @@ use crate::attention::{Attend, Merge, PARTIAL, ROWS, SCRATCH, SPLIT, Unit};
 use crate::kernels::Kernels;
 use crate::kv::{Append, Kv};
 use crate::matmul::{Product, STREAMS};
-use crate::memory::Shared;
+use crate::memory::{BUFFERS, Shared};
 use crate::packed::{Packed, PackedLayer};
 use crate::panels::Panels;
 use crate::pool::{Shares, Team};
@@ -69,7 +70,7 @@ struct Plan {
 
 impl Buffers {
     /// Memory for a model on `threads` threads.
-    pub fn new(spec: &Spec, packed: &Packed, threads: usize) -> Self {
+    pub fn new(spec: &Spec, packed: &Packed, threads: usize) -> Result<Self, BackendError> {
         let levels = |panels: fn(&PackedLayer) -> &[Panels]| {
             let formats = packed.layers.iter().flat_map(panels).map(|p| p.format.levels());
             formats.fold(f32::INFINITY, f32::min)
@@ -80,24 +81,24 @@ impl Buffers {
         let widest = spec.hidden.max(spec.ffn).max(spec.q_width());
         let scratch_len =
             SCRATCH.max(widest).max(TOKENS * UNIT_PANELS * LANES).next_multiple_of(64);
-        Buffers {
-            x: Shared::new(TOKENS * stride(spec.hidden)),
-            qkv: Shared::new(TOKENS * stride(qkv_width(spec))),
-            attended: Shared::new(TOKENS * stride(spec.q_width())),
-            gate: Shared::new(TOKENS * stride(spec.ffn)),
-            up: Shared::new(TOKENS * stride(spec.ffn)),
-            partials: Shared::new(PARTIALS * PARTIAL),
-            normed: Activations::new(TOKENS, spec.hidden, normed),
-            mixed: Activations::new(TOKENS, spec.q_width(), mixed),
-            gated: Activations::new(TOKENS, spec.ffn, gated),
-            last: Activations::new(HEAD_ROWS, spec.hidden, packed.head.format.levels()),
-            rows: Shared::new(HEAD_ROWS * stride(spec.hidden)),
-            logits: Shared::new(HEAD_ROWS * spec.vocab),
-            scratch: Shared::new(threads * scratch_len),
+        Ok(Buffers {
+            x: Shared::new(TOKENS * stride(spec.hidden), BUFFERS)?,
+            qkv: Shared::new(TOKENS * stride(qkv_width(spec)), BUFFERS)?,
+            attended: Shared::new(TOKENS * stride(spec.q_width()), BUFFERS)?,
+            gate: Shared::new(TOKENS * stride(spec.ffn), BUFFERS)?,
+            up: Shared::new(TOKENS * stride(spec.ffn), BUFFERS)?,
+            partials: Shared::new(PARTIALS * PARTIAL, BUFFERS)?,
+            normed: Activations::new(TOKENS, spec.hidden, normed)?,
+            mixed: Activations::new(TOKENS, spec.q_width(), mixed)?,
+            gated: Activations::new(TOKENS, spec.ffn, gated)?,
+            last: Activations::new(HEAD_ROWS, spec.hidden, packed.head.format.levels())?,
+            rows: Shared::new(HEAD_ROWS * stride(spec.hidden), BUFFERS)?,
+            logits: Shared::new(HEAD_ROWS * spec.vocab, BUFFERS)?,
+            scratch: Shared::new(threads * scratch_len, BUFFERS)?,
             scratch_len,
             shares: [Shares::new(threads), Shares::new(threads)],
             plan: Plan::default(),
-        }
+        })
     }
 
     /// Forgets which units were taken, before the threads run.

@@ -5,7 +5,7 @@
 
 use engine::batch::BLOCK;
 use engine::rope::{PAIRS, Rotation};
-use engine::{KvConfig, KvKind};
+use engine::{BackendError, KvConfig, KvKind};
 use model::{HEAD_DIM, KV_HEADS};
 
 use crate::activations::rms_norm;
@@ -54,15 +54,17 @@ unsafe impl Sync for Append<'_> {}
 
 impl Kv {
     /// An empty cache.
-    pub fn new(layers: usize, config: KvConfig) -> Self {
+    pub fn new(layers: usize, config: KvConfig) -> Result<Self, BackendError> {
+        const PURPOSE: &str = "the KV cache";
         let heads = layers * config.blocks * KV_HEADS;
         let store = match config.kind {
-            KvKind::Bf16 => Store::Bf16(Shared::new(heads * 2 * HALF)),
+            KvKind::Bf16 => Store::Bf16(Shared::new(heads * 2 * HALF, PURPOSE)?),
             KvKind::Q8_0 => {
-                Store::Q8(Shared::new(heads * 2 * HALF), Shared::new(heads * 2 * BLOCK))
+                let codes = Shared::new(heads * 2 * HALF, PURPOSE)?;
+                Store::Q8(codes, Shared::new(heads * 2 * BLOCK, PURPOSE)?)
             }
         };
-        Kv { layers, blocks: config.blocks, store }
+        Ok(Kv { layers, blocks: config.blocks, store })
     }
 
     /// Blocks of a layer.

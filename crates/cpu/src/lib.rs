@@ -115,8 +115,8 @@ impl Cpu {
         let packed = Packed::new(&model, kernels, &mut pool, progress)?;
         Ok(Cpu {
             kernels,
-            buffers: Buffers::new(model.spec(), &packed, pool.threads()),
-            kv: Kv::new(model.spec().layers, kv),
+            buffers: Buffers::new(model.spec(), &packed, pool.threads())?,
+            kv: Kv::new(model.spec().layers, kv)?,
             rope: Rope::new(model.spec().theta),
             sampler: Sampler::default(),
             answered: VecDeque::new(),

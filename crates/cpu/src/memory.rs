@@ -1,21 +1,24 @@
 //! Memory that phases of a step share between threads.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+
+use engine::BackendError;
+use memmap2::MmapMut;
 
 /// Large allocations start at a huge page and ask for huge pages: fewer faults when they are filled
 /// and fewer misses of the address translation when they are streamed.
 const HUGE: usize = 2 << 20;
-const CACHE_LINE: usize = 64;
+/// What the activations' memory is for.
+pub const BUFFERS: &str = "the forward pass";
 
-/// A zeroed array whose elements threads write in turns: each phase of a step gives every element at
+/// A zeroed array, resident only where it was written, whose elements threads write in turns: each phase of a step gives every element at
 /// most one writer, and a barrier lies between a write and any other access.
 pub struct Shared<T> {
     start: NonNull<T>,
-    layout: Layout,
     len: usize,
-    _owns: PhantomData<T>,
+    mapping: MmapMut,
+    _holds: PhantomData<T>,
 }
 
 // SAFETY: the type hands out raw pointers only; whoever follows them upholds the discipline above.
@@ -24,23 +27,25 @@ unsafe impl<T: Copy + Send> Send for Shared<T> {}
 unsafe impl<T: Copy + Send> Sync for Shared<T> {}
 
 impl<T: Copy> Shared<T> {
-    /// `len` zeroed elements; `T` must be a plain number.
-    pub fn new(len: usize) -> Self {
+    /// `len` zeroed elements for a purpose; `T` must be a plain number.
+    pub fn new(len: usize, purpose: &'static str) -> Result<Self, BackendError> {
         let bytes = len.max(1) * size_of::<T>();
-        let align = if bytes >= HUGE { HUGE } else { CACHE_LINE };
-        // Whole alignment units, so that vectors may read past the last element.
-        let Ok(layout) = Layout::from_size_align(bytes.next_multiple_of(align), align) else {
-            panic!("an array of {bytes} bytes is larger than the address space");
-        };
-        // SAFETY: the size is not zero.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        // Whole lines at the end, so that vectors may read past the last element.
+        let size = bytes.next_multiple_of(4096) + if bytes >= HUGE { HUGE } else { 0 };
+        let mut mapping = MmapMut::map_anon(size).map_err(|_| {
+            let needed = size as u64;
+            BackendError::Memory { purpose, needed, free: 0 }
+        })?;
+        let base = mapping.as_mut_ptr();
+        let skip = if bytes >= HUGE { base.align_offset(HUGE) } else { 0 };
+        // SAFETY: the mapping is larger than the array by as much as is skipped at most.
+        let start = unsafe { NonNull::new_unchecked(base.add(skip)) };
         #[cfg(target_os = "linux")]
         if bytes >= HUGE {
             // SAFETY: the range is ours; the advice changes no byte. A refusal costs only speed.
-            unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
+            unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         }
-        Shared { start: start.cast(), layout, len, _owns: PhantomData }
+        Ok(Shared { start: start.cast(), len, mapping, _holds: PhantomData })
     }
 
     /// Pointer to element `index`, which may be one past the end.
@@ -52,13 +57,6 @@ impl<T: Copy> Shared<T> {
 
     /// Bytes of the allocation.
     pub fn bytes(&self) -> usize {
-        self.layout.size()
-    }
-}
-
-impl<T> Drop for Shared<T> {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`.
-        unsafe { dealloc(self.start.as_ptr().cast(), self.layout) }
+        self.mapping.len()
     }
 }

@@ -57,7 +57,7 @@ impl Packed {
             places.push((format, bytes));
             bytes += Panels::bytes(format, matrix.rows, matrix.cols).next_multiple_of(ALIGN);
         }
-        let arena = Shared::<u8>::new(bytes);
+        let arena = Shared::<u8>::new(bytes, "the packed weights")?;
         let shares = Shares::new(pool.threads());
         let mut panels = Vec::new();
         for (matrix, (format, at)) in matrices.iter().zip(places) {

@@ -34,7 +34,7 @@ pub fn measure(class: Class, threads: usize) -> std::io::Result<Peaks> {
     let dot = (2 * products * pool.threads()) as f64 / seconds;
 
     let bytes = 512 << 20;
-    let buffer = Shared::<u64>::new(bytes / 8);
+    let buffer = Shared::<u64>::new(bytes / 8, "measuring").map_err(std::io::Error::other)?;
     let read = |thread: usize, threads: usize| {
         let lines = bytes / 64;
         let (start, end) = (lines * thread / threads, lines * (thread + 1) / threads);

@@ -61,9 +61,9 @@ fn multiply(kernels: &Kernels, matrix: &Matrix, x: &[f32], add: f32, unit: usize
     let (rows, cols) = (matrix.rows, matrix.cols);
     let tokens = x.len() / cols;
     let format = Format::of(matrix.ty).expect("a format");
-    let arena = Shared::<u8>::new(Panels::bytes(format, rows, cols));
+    let arena = Shared::<u8>::new(Panels::bytes(format, rows, cols), "a test").expect("memory");
     let weights = Panels::new(format, rows, cols, arena.at(0));
-    let activations = Activations::new(tokens, cols, format.levels());
+    let activations = Activations::new(tokens, cols, format.levels()).expect("memory");
     let mut cut = Vec::new();
     tiles(tokens, kernels.tile_tokens, &mut cut);
     let mut out = vec![add; tokens * rows];

@@ -221,21 +221,13 @@ impl CudaBackend {
             step,
         };
         if self.step.copies > 0 {
-            let (planes, copies) = (2 * spec.layers, self.step.copies);
+            let planes = 2 * spec.layers;
             let (row, scale) = cache_row_bytes(self.kv.kind);
             for (pool, bytes) in [(&self.pool, row), (&self.scales, scale)] {
                 if bytes > 0 {
                     let (pool, bytes) = (pool.address(), bytes * BLOCK_ROWS);
                     let blocks = self.kv.blocks;
-                    self.kernels.copy_blocks(
-                        &self.stream,
-                        step,
-                        copies,
-                        pool,
-                        planes,
-                        blocks,
-                        bytes,
-                    )?;
+                    self.kernels.copy_blocks(&self.stream, step, pool, planes, blocks, bytes)?;
                 }
             }
         }

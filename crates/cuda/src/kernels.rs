@@ -268,18 +268,16 @@ impl Kernels {
     }
 
     /// Duplicates the step's copied blocks in `planes` planes of `blocks` blocks of `bytes`.
-    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
     pub fn copy_blocks(
         &self,
         stream: &Stream,
         step: u64,
-        copies: usize,
         pool: u64,
         planes: usize,
         blocks: usize,
         bytes: usize,
     ) -> Result<()> {
-        let grid = [copies as u32, planes as u32, 1];
+        let grid = [(bytes / 16).div_ceil(256) as u32, planes as u32, 1];
         let (blocks, bytes) = (blocks as i32, bytes as i32);
         launch!(stream, self.copy_blocks, grid, 256, 0, [pool, step, blocks, bytes])
     }

@@ -1,8 +1,8 @@
 //! The CUDA backend: evaluates batches on an NVIDIA GPU with this crate's own kernels (`kernels/*.cu`).
 //!
-//! Reading order: [`CudaBackend`] lays a batch out ([`step`]), queues the forward pass ([`forward`]) through one
-//! function an operation ([`kernels`]), and reads the answers back ([`rows`]); [`weights`] brings a model to the
-//! device, and [`driver`] is the only module that talks to CUDA.
+//! Reading order: [`CudaBackend`] lays a batch out (`step`), queues the forward pass (`forward`) through one
+//! function an operation (`kernels`), and reads the answers back (`rows`); `weights` brings a model to the
+//! device, and `driver` is the only module that talks to CUDA.
 //!
 //! Numbers on the device are fp16 where they feed a tensor core and fp32 everywhere else (`kernels/common.cuh`).
 

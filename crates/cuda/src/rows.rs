@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use engine::sampling::COLD;
 use engine::{Answer, BackendError, Choice, Sample, Want};
 
 /// Alternatives that an answer can list.
@@ -42,7 +43,7 @@ fn pack_sample(sample: &Sample, vocab: usize, words: &mut Vec<u32>) {
     let edits = edits(sample, vocab);
     let edits_at = words.len() + 16;
     let mask_at = edits_at + edits.len() * 4;
-    let scale = if p.temperature == 0.0 { 0.0 } else { 1.0 / p.temperature };
+    let scale = if p.temperature < COLD { 0.0 } else { 1.0 / p.temperature };
     let floor = if p.min_p > 0.0 { p.min_p.ln() } else { f32::NEG_INFINITY };
     words.extend([2, 0, sample.position, sample.top as u32]);
     words.extend([

@@ -37,7 +37,8 @@ impl KvConfig {
             KvKind::Bf16 => 2 * HEAD_DIM,
             KvKind::Q8_0 => HEAD_DIM + size_of::<f32>(),
         };
-        (layers * self.blocks * BLOCK * 2 * KV_HEADS * head_row) as u64
+        let block = (layers * BLOCK * 2 * KV_HEADS * head_row) as u64;
+        block.saturating_mul(self.blocks as u64)
     }
 }
 

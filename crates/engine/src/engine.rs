@@ -270,8 +270,9 @@ impl Engine {
     /// Moves waiting requests to the running ones while there are places and blocks.
     fn admit(&mut self) {
         while self.running.len() < self.settings.max_running
-            && let Some(job) = self.waiting.front_mut()
+            && let Some(place) = self.waiting.iter().position(|job| !job.is_over())
         {
+            let job = &mut self.waiting[place];
             job.adopt(&mut self.pool);
             let needed = job.sequence.pending().div_ceil(BLOCK);
             if needed > self.pool.available() && !self.running.is_empty() {
@@ -282,7 +283,7 @@ impl Engine {
                 self.prefix_queries += job.usage().prompt as u64;
                 self.prefix_hits += job.usage().cached as u64;
             }
-            self.running.extend(self.waiting.pop_front());
+            self.running.extend(self.waiting.remove(place));
         }
     }
 
@@ -330,12 +331,16 @@ impl Engine {
         true
     }
 
-    /// After a device fault nothing in the KV blocks can be trusted: every request ends with the error.
+    /// After a device fault nothing in the KV blocks can be trusted: every request ends with the error,
+    /// and what the backend still answers is thrown away.
     fn abandon(&mut self, error: &BackendError) {
+        while self.collected < self.submitted {
+            let _ = self.backend.collect(&mut self.output);
+            self.collected += 1;
+        }
         for job in self.running.iter_mut().chain(&mut self.waiting) {
             job.abandon(error.to_string());
         }
-        self.collected = self.submitted;
         self.sweep();
         self.pool.forget();
     }

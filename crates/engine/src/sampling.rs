@@ -11,10 +11,13 @@ use std::sync::Arc;
 use crate::batch::{Answer, Choice, Want};
 use crate::philox::{philox, unit};
 
+/// Temperatures below this draw the most probable token: dividing by them would overflow.
+pub const COLD: f32 = 1e-4;
+
 /// How to draw. Plain data that travels with a batch, so that a device can draw by itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
-    /// 0 takes the most probable token.
+    /// 0 takes the most probable token; so does anything below [`COLD`].
     pub temperature: f32,
     /// Keep the k most probable; 0 keeps all.
     pub top_k: u32,
@@ -68,13 +71,7 @@ impl SamplingParams {
         within("temperature", self.temperature, 0.0, 100.0, "0 to 100")?;
         within("top_p", self.top_p, f32::MIN_POSITIVE, 1.0, "more than 0, at most 1")?;
         within("min_p", self.min_p, 0.0, 1.0, "0 to 1")?;
-        within(
-            "repetition_penalty",
-            self.repetition_penalty,
-            f32::MIN_POSITIVE,
-            100.0,
-            "more than 0, at most 100",
-        )?;
+        within("repetition_penalty", self.repetition_penalty, 0.01, 100.0, "0.01 to 100")?;
         within("frequency_penalty", self.frequency_penalty, -100.0, 100.0, "-100 to 100")?;
         within("presence_penalty", self.presence_penalty, -100.0, 100.0, "-100 to 100")
     }
@@ -224,7 +221,7 @@ impl Sampler {
     fn draw(&mut self, sample: &Sample, logits: &[f32]) -> Option<u32> {
         let p = &sample.params;
         let (best, max) = argmax(logits)?;
-        if p.temperature == 0.0 {
+        if p.temperature < COLD {
             return Some(best);
         }
         let scale = 1.0 / p.temperature;

@@ -330,3 +330,80 @@ fn a_constraint_decides_and_its_failure_ends_only_its_request() {
     assert_eq!(finished.reason, FinishReason::Error("the list is at its end".into()));
     assert_eq!(answer(&free).0, expected(&[1], 9));
 }
+
+/// A request that ended while it waited sends its end once, however slow its reader is.
+#[test]
+fn a_request_that_ended_waiting_is_not_run_again() {
+    let mut engine = engine(64, 1, 64);
+    let first = submit(&mut engine, |r| Request { max_tokens: 3, ..r });
+    let (sink, slow) = sync_channel(1);
+    sink.send(Event::Prompt(Vec::new())).expect("room for one");
+    let request = Request { max_tokens: 0, ..Request::new(prompt(1, 40), Box::new(sink)) };
+    engine.submit(request).expect("accepted");
+    for _ in 0..6 {
+        engine.step().expect("step");
+    }
+    assert_eq!(answer(&first).0.len(), 3);
+    assert!(matches!(slow.try_recv(), Ok(Event::Prompt(_))));
+    while !engine.is_idle() {
+        engine.step().expect("step");
+    }
+    assert!(matches!(slow.try_recv(), Ok(Event::Finished(f)) if f.reason == FinishReason::Length));
+    assert!(slow.try_recv().is_err(), "one end is enough");
+}
+
+/// A backend that fails now and then; what it still answers belongs to nobody.
+struct Failing {
+    inner: Scripted,
+    calls: usize,
+}
+
+impl engine::Backend for Failing {
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    fn submit(&mut self, batch: &engine::Batch) -> Result<(), engine::BackendError> {
+        self.calls += 1;
+        match self.calls % 5 {
+            0 => Err(engine::BackendError::Device("planted".into())),
+            _ => self.inner.submit(batch),
+        }
+    }
+
+    fn collect(&mut self, out: &mut engine::Output) -> Result<(), engine::BackendError> {
+        self.inner.collect(out)
+    }
+}
+
+#[test]
+fn a_device_fault_ends_requests_and_leaves_nothing_behind() {
+    for queue in [1, 2] {
+        let limits = Limits { tokens: 64, rows: 8, blocks: 64, context: 512, vocab: VOCAB, queue };
+        let inner = Scripted::new(limits, Box::new(digest));
+        let settings = Settings { max_running: 4, token_budget: 64, context: 512 };
+        let backend = Box::new(Failing { inner, calls: 0 });
+        let mut engine = Engine::new(backend, Vocabulary::tiny(), settings);
+        let (mut failed, mut answered) = (0, 0);
+        for seed in 0..30 {
+            let tokens = prompt(seed, 20);
+            let wanted = 1 + seed as usize % 4;
+            let request = |r| Request { prompt: tokens.clone(), max_tokens: wanted, ..r };
+            let events = submit(&mut engine, request);
+            while !engine.is_idle() {
+                let _ = engine.step();
+            }
+            let (ids, _, finished) = answer(&events);
+            assert_eq!(ids, expected(&tokens, ids.len()), "the tokens of another request");
+            match finished.reason {
+                FinishReason::Error(why) => {
+                    assert_eq!(why, "device: planted");
+                    failed += 1;
+                }
+                _ => answered += 1,
+            }
+            assert_eq!(engine.load().blocks_held, 0);
+        }
+        assert!(failed > 3 && answered > 3, "failed {failed}, answered {answered}");
+    }
+}

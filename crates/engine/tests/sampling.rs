@@ -62,6 +62,15 @@ fn output_penalties_spare_the_prompt() {
     assert_eq!(choose(sample, &[1.0, 3.51]).unwrap().token, 1);
 }
 
+/// Dividing by a temperature this small would leave no finite logit.
+#[test]
+fn the_coldest_temperatures_are_greedy() {
+    for temperature in [1e-40, 1e-20, 1e-5] {
+        let params = SamplingParams { temperature, ..Default::default() };
+        assert_eq!(token(&params, 0, &[0.0, 3.0, -1.0]), 1);
+    }
+}
+
 #[test]
 fn mask_and_bias_decide_what_is_possible() {
     let mut sample = Sample::new(SamplingParams::default(), 0);
@@ -178,6 +187,7 @@ fn senseless_parameters_are_named() {
     assert!(bad(|p| p.top_p = 1.5).starts_with("top_p:"));
     assert!(bad(|p| p.top_p = 0.0).starts_with("top_p:"));
     assert!(bad(|p| p.min_p = -1.0).starts_with("min_p:"));
+    assert!(bad(|p| p.repetition_penalty = 1e-38).starts_with("repetition_penalty:"));
     assert!(bad(|p| p.repetition_penalty = 0.0).starts_with("repetition_penalty:"));
     assert!(bad(|p| p.presence_penalty = f32::INFINITY).starts_with("presence_penalty:"));
     assert!(SamplingParams::default().check().is_ok());

@@ -88,11 +88,16 @@ pub fn run(args: Args) -> Result<()> {
     if io::stdin().is_terminal() && chat.terminal { chat.talk() } else { chat.read_lines() }
 }
 
-/// A flag that Ctrl-C sets while an answer is written.
+/// A flag that Ctrl-C sets, to stop an answer; where it is still set, nothing was being answered, and
+/// the program ends.
 fn interrupts() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&flag);
-    ctrlc::set_handler(move || seen.store(true, Ordering::Relaxed))?;
+    ctrlc::set_handler(move || {
+        if seen.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    })?;
     Ok(flag)
 }
 
@@ -346,6 +351,7 @@ impl Chat {
                 }
             }
         };
+        self.interrupted.store(false, Ordering::Relaxed);
         match reason {
             FinishReason::Error(why) => bail!(why),
             FinishReason::Length => complain("\n[cut off: no tokens are left]"),

@@ -62,7 +62,7 @@ pub fn run(args: Args) -> Result<()> {
     let prompt = tokenizer.encode(&prompt, Special::Recognise);
     let context = args.model.context(&model)?;
     let settings = Settings { max_running: 1, token_budget: 512, context };
-    let positions = context.min(prompt.len().saturating_add(args.max_tokens)).max(1);
+    let positions = context.min(prompt.len().saturating_add(args.max_tokens.max(1)));
     let backend = args.model.backend(&model, positions)?;
     let mut engine = Engine::new(backend, tokenizer.vocabulary(), settings);
 

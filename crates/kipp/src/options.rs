@@ -184,14 +184,17 @@ pub fn random_seed() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// A count with an optional k or M, binary, e.g. `32k`.
+/// A count with an optional k, M or G, binary, e.g. `32k`.
 pub fn parse_size(text: &str) -> Result<usize> {
     let lower = text.to_ascii_lowercase();
     let (digits, unit) = match lower.as_bytes().last() {
         Some(b'k') => (&lower[..lower.len() - 1], 1 << 10),
         Some(b'm') => (&lower[..lower.len() - 1], 1 << 20),
+        Some(b'g') => (&lower[..lower.len() - 1], 1 << 30),
         _ => (&*lower, 1),
     };
     let count: usize = digits.parse().context("expected a number such as 4096 or 32k")?;
-    count.checked_mul(unit).context("too large")
+    // Far more than any machine has, and small enough that sums of sizes cannot overflow.
+    const MOST: usize = 1 << 44;
+    count.checked_mul(unit).filter(|&size| size <= MOST).context("too large")
 }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use engine::{Engine, KvConfig, Service, Settings};
 use model::Model;
 use server::{Card, Config, Ended, Loaded, Server, Tls};
@@ -98,7 +98,11 @@ impl Args {
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
             api_keys.extend(text.lines().map(|line| line.trim().to_owned()));
         }
+        let named = !api_keys.is_empty() || self.api_key_file.is_some();
         api_keys.retain(|key| !key.is_empty());
+        if named && api_keys.is_empty() {
+            bail!("--api-key: expected a key, found an empty one");
+        }
         let tls = self.tls_cert.clone().zip(self.tls_key.clone());
         Ok(Config {
             address: resolve(&self.host, self.port)?,
