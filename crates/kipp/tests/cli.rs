@@ -221,3 +221,15 @@ fn perplexity_of_a_text_is_printed() {
     let perplexity = value["perplexity"].as_f64().expect("a number");
     assert!((1.0..10.0).contains(&perplexity), "{perplexity}");
 }
+
+/// All 32 windows of the golden validation tokens, against transformers in float64.
+#[test]
+fn perplexity_agrees_with_the_reference() {
+    let tokens = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/data/goldens/valid.u16");
+    let output = run(&["ppl", "--tokens", tokens, "--json"], b"");
+    let value: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    assert_eq!(value["tokens"], 32_736);
+    let perplexity = value["perplexity"].as_f64().expect("a number");
+    let reference = 22.442_847_508_344_42;
+    assert!((perplexity / reference - 1.0).abs() < 1e-4, "{perplexity}");
+}

@@ -25,13 +25,6 @@ pub fn manifest() -> Value {
     serde_json::from_str(&text).expect("manifest.json is JSON")
 }
 
-/// The validation tokens that the reference perplexity was measured on.
-#[allow(dead_code, reason = "not every test that shares this module measures perplexity")]
-pub fn validation_tokens() -> Vec<u32> {
-    let bytes = std::fs::read(folder().join("valid.u16")).expect("valid.u16");
-    bytes.chunks_exact(2).map(|b| u32::from(u16::from_le_bytes([b[0], b[1]]))).collect()
-}
-
 /// The cases of one list of the manifest.
 pub fn goldens(cases: &Value, vocab: usize) -> Vec<Golden> {
     cases.as_array().expect("cases").iter().map(|case| golden(case, vocab)).collect()
