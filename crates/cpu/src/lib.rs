@@ -56,7 +56,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use engine::rope::Rope;
-use engine::{Backend, BackendError, Batch, Input, KvConfig, Limits, Output, Sampler};
+use engine::{Backend, BackendError, Batch, KvConfig, Limits, Output, Sampler};
 use model::Model;
 
 use crate::activations::tiles;
@@ -137,17 +137,6 @@ impl Cpu {
         self.kv.bytes()
     }
 
-    /// Token ids of a batch, with references to the batch before it resolved.
-    fn resolve(&self, batch: &Batch) -> Result<Vec<u32>, BackendError> {
-        let resolve = |input: &Input| match *input {
-            Input::Token(id) => Ok(id),
-            Input::Sampled(row) => self.sampled.get(row).copied().flatten().ok_or_else(|| {
-                BackendError::Batch(format!("row {row} of the last batch drew no token"))
-            }),
-        };
-        batch.tokens.iter().map(resolve).collect()
-    }
-
     /// The forward pass and the answers to the batch's rows.
     fn evaluate(&mut self, batch: &Batch, tokens: &[u32]) -> Output {
         let spec = self.model.spec();
@@ -198,7 +187,7 @@ impl Backend for Cpu {
 
     fn submit(&mut self, batch: &Batch) -> Result<(), BackendError> {
         batch.check(&self.limits())?;
-        let tokens = self.resolve(batch)?;
+        let tokens = batch.resolve(&self.sampled)?;
         for &(from, to) in &batch.copies {
             self.kv.copy_block(from, to);
         }

@@ -138,6 +138,17 @@ impl Batch {
         first
     }
 
+    /// Token ids, given what the rows of the batch before drew, for backends that read it on the host.
+    pub fn resolve(&self, drawn: &[Option<u32>]) -> Result<Vec<u32>, BackendError> {
+        let resolve = |input: &Input| match *input {
+            Input::Token(id) => Ok(id),
+            Input::Sampled(row) => drawn.get(row).copied().flatten().ok_or_else(|| {
+                BackendError::Batch(format!("row {row} of the last batch drew no token"))
+            }),
+        };
+        self.tokens.iter().map(resolve).collect()
+    }
+
     /// Rejects a batch that a backend could not evaluate, naming the first fault.
     pub fn check(&self, limits: &Limits) -> Result<(), BackendError> {
         let bad = |what: String| Err(BackendError::Batch(what));

@@ -1,6 +1,6 @@
 //! Files and buffers as memory mappings. The only unsafe code of the crate.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "mapping a file is unsafe; it is done here only")]
 
 use std::fs::File;
 use std::ops::Range;

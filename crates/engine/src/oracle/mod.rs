@@ -12,7 +12,7 @@ use std::sync::Arc;
 use model::{HEAD_DIM, KV_HEADS, Layer, Model, Spec};
 
 use crate::backend::{Backend, BackendError, KvConfig, Limits};
-use crate::batch::{Batch, Input, Output};
+use crate::batch::{Batch, Output};
 use crate::rope::{Rope, Rotation};
 use crate::sampling::Sampler;
 use kv::KvStore;
@@ -46,17 +46,6 @@ impl Oracle {
             answered: Default::default(),
             sampled: Vec::new(),
         }
-    }
-
-    /// Token ids of a batch, with references to the batch before it resolved.
-    fn resolve(&self, batch: &Batch) -> Result<Vec<u32>, BackendError> {
-        let resolve = |input: &Input| match *input {
-            Input::Token(id) => Ok(id),
-            Input::Sampled(row) => self.sampled.get(row).copied().flatten().ok_or_else(|| {
-                BackendError::Batch(format!("row {row} of the last batch drew no token"))
-            }),
-        };
-        batch.tokens.iter().map(resolve).collect()
     }
 
     /// The forward pass: logits for each of the batch's rows, `[rows, vocab]`.
@@ -200,7 +189,7 @@ impl Backend for Oracle {
 
     fn submit(&mut self, batch: &Batch) -> Result<(), BackendError> {
         batch.check(&self.limits())?;
-        let tokens = self.resolve(batch)?;
+        let tokens = batch.resolve(&self.sampled)?;
         for &(from, to) in &batch.copies {
             self.kv.copy_block(from, to);
         }

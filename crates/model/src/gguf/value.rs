@@ -72,7 +72,7 @@ impl ValueType {
 
 /// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
+#[allow(missing_docs, reason = "the variants are the format's types")]
 pub enum Value {
     U8(u8),
     I8(i8),
