@@ -23,6 +23,12 @@ pub fn unit(word: u32) -> f32 {
     ((word >> 9) as f32 + 0.5) * (1.0 / 8_388_608.0)
 }
 
+/// A key that differs from call to call: the standard library draws the keys of its hashes from the system.
+pub fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,8 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use model::Variant;
+
 use crate::batch::{Answer, Choice, Want};
 use crate::philox::{philox, unit};
 
@@ -52,6 +54,17 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    /// What the publisher of a checkpoint recommends, for answers that think first and others.
+    pub fn recommended(variant: Variant, thinking: bool) -> Self {
+        let (temperature, top_p, top_k) = match variant {
+            Variant::Base => (1.0, 1.0, 0),
+            Variant::Thinking2507 => (0.6, 0.95, 20),
+            Variant::Instruct if thinking => (0.6, 0.95, 20),
+            Variant::Instruct | Variant::Instruct2507 => (0.7, 0.8, 20),
+        };
+        SamplingParams { temperature, top_p, top_k, ..SamplingParams::default() }
+    }
+
     /// Whether a draw has to know which tokens came before.
     pub fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use engine::batch::BLOCK;
 use engine::{Backend, Batch, Input, KvConfig, Output, Row, Sample, SamplingParams, Want};
 use model::{Model, Spec};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::backends::Peaks;
 use crate::machine;
 use crate::options::{ModelOptions, SyntheticOptions, parse_size};
-use crate::output::print;
+use crate::output::{print, wrong_usage};
 
 /// Measures how fast a backend reads prompts and generates.
 #[derive(clap::Args)]
@@ -62,10 +62,10 @@ pub fn run(args: Args) -> Result<()> {
     let reach = |case: &Case| case.depth + case.work.tokens();
     let longest = cases.iter().map(reach).max().unwrap_or(0);
     if longest == 0 || longest > spec.context {
-        bail!(
+        return Err(wrong_usage(format!(
             "--depth with --pp or --tg: expected 1 to {} positions, found {longest}",
             spec.context
-        );
+        )));
     }
     let blocks = cases.iter().map(|c| c.sequences * reach(c).div_ceil(BLOCK)).max().unwrap_or(0);
     let kv = KvConfig { blocks, ..args.model.kv_config(longest) };

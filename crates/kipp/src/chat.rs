@@ -18,8 +18,9 @@ use serde_json::{Value, json};
 use text::thinking::Parts;
 use text::{Conversation, Message, Role, Thinking, Tokenizer};
 
+use crate::interrupt;
 use crate::options::ModelOptions;
-use crate::output::{complain, print};
+use crate::output::{complain, print, wrong_usage};
 use crate::store;
 
 const HELP: &str = "\
@@ -75,30 +76,17 @@ pub fn run(args: Args) -> Result<()> {
         thinking: !args.no_think,
         max_tokens: args.max_tokens,
         params: SamplingParams::default(),
-        interrupted: interrupts()?,
+        interrupted: interrupt::flag()?,
         terminal: io::stdout().is_terminal(),
     };
     chat.params = chat.recommended();
-    chat.params.seed = args.seed.unwrap_or_else(crate::options::random_seed);
+    chat.params.seed = args.seed.unwrap_or_else(engine::philox::random_seed);
     if let Some(temperature) = args.temperature {
         chat.params.temperature = temperature;
-        chat.params.check().map_err(|why| anyhow::anyhow!("--{why}"))?;
+        chat.params.check().map_err(|why| wrong_usage(format!("--{why}")))?;
     }
     chat.instruct(args.system.as_deref().unwrap_or_default());
     if io::stdin().is_terminal() && chat.terminal { chat.talk() } else { chat.read_lines() }
-}
-
-/// A flag that Ctrl-C sets, to stop an answer; where it is still set, nothing was being answered, and
-/// the program ends.
-fn interrupts() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&flag);
-    ctrlc::set_handler(move || {
-        if seen.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    })?;
-    Ok(flag)
 }
 
 struct Chat {
@@ -124,13 +112,8 @@ enum Next {
 impl Chat {
     /// What the checkpoint's publisher recommends, with the seed kept.
     fn recommended(&self) -> SamplingParams {
-        let thinks = match self.checkpoint.variant {
-            Variant::Thinking2507 => true,
-            Variant::Instruct => self.thinking,
-            Variant::Instruct2507 | Variant::Base => false,
-        };
-        let (temperature, top_p) = if thinks { (0.6, 0.95) } else { (0.7, 0.8) };
-        SamplingParams { temperature, top_p, top_k: 20, ..self.params.clone() }
+        let recommended = SamplingParams::recommended(self.checkpoint.variant, self.thinking);
+        SamplingParams { seed: self.params.seed, ..recommended }
     }
 
     /// With a line editor and a history.

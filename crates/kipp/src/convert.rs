@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use model::Checkpoint;
 
-use crate::output::{complain, size};
+use crate::output::{complain, size, wrong_usage};
 use crate::store::parse_scheme;
 
 /// Converts a published folder of safetensors to GGUF.
@@ -29,11 +29,12 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
-    let checkpoint = Checkpoint::find(&args.checkpoint).with_context(|| {
-        format!("--checkpoint: expected a registry id, found `{}`", args.checkpoint)
-    })?;
-    let scheme = parse_scheme(&args.scheme)?;
-    let head = args.head.as_deref().map(parse_scheme).transpose()?;
+    let unknown = || {
+        wrong_usage(format!("--checkpoint: expected a registry id, found `{}`", args.checkpoint))
+    };
+    let checkpoint = Checkpoint::find(&args.checkpoint).ok_or_else(unknown)?;
+    let scheme = parse_scheme("--scheme", &args.scheme)?;
+    let head = args.head.as_deref().map(|head| parse_scheme("--head", head)).transpose()?;
     let schemes = (scheme, head.unwrap_or(scheme.default_head()));
     let mut tenth = 0;
     let progress = |done: u64, total: u64| {

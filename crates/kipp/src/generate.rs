@@ -2,8 +2,7 @@
 
 use std::io::{self, Read};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
 
@@ -13,8 +12,9 @@ use engine::{Engine, Request, Settings};
 use serde_json::json;
 use text::{Special, Tokenizer};
 
+use crate::interrupt;
 use crate::options::{ModelOptions, SamplingOptions};
-use crate::output::{complain, print};
+use crate::output::{complain, print, wrong_usage};
 
 /// Continues a text.
 #[derive(clap::Args)]
@@ -54,7 +54,7 @@ pub fn run(args: Args) -> Result<()> {
     let started = Instant::now();
     let params = args.sampling.params()?;
     if args.stop.iter().any(String::is_empty) {
-        bail!("--stop: expected a text, found an empty one");
+        return Err(wrong_usage("--stop: expected a text, found an empty one"));
     }
     let prompt = read_prompt(&args)?;
     let model = args.model.open()?;
@@ -75,7 +75,7 @@ pub fn run(args: Args) -> Result<()> {
         stop_texts: args.stop.clone(),
         ..Request::new(prompt, Box::new(sink))
     })?;
-    let interrupted = catch_interrupt()?;
+    let interrupted = interrupt::flag()?;
     let mut answer = Answer::new(&args);
     let finished = loop {
         if interrupted.load(Ordering::Relaxed) {
@@ -113,18 +113,6 @@ fn read_prompt(args: &Args) -> Result<String> {
         let at = error.utf8_error().valid_up_to();
         anyhow::anyhow!("{name}: expected UTF-8, found an invalid byte at offset {at}")
     })
-}
-
-/// A flag that Ctrl-C sets; a second Ctrl-C ends the program at once.
-fn catch_interrupt() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&flag);
-    ctrlc::set_handler(move || {
-        if seen.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    })?;
-    Ok(flag)
 }
 
 /// Prints an answer as it grows, and keeps what the end needs.

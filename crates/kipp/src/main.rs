@@ -11,6 +11,7 @@ mod convert;
 mod doctor;
 mod generate;
 mod inspect;
+mod interrupt;
 mod ls;
 mod machine;
 mod options;
@@ -25,6 +26,8 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use crate::output::WrongUsage;
 
 /// Runs the dense Qwen3 models on local hardware.
 #[derive(Parser)]
@@ -83,7 +86,7 @@ fn main() -> ExitCode {
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&format!("kipp: {error:#}"));
-            ExitCode::FAILURE
+            if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

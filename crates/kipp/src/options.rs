@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use engine::philox::random_seed;
 use engine::{Backend, BackendError, KvConfig, KvKind, SamplingParams};
 use model::{Checkpoint, Model, Spec};
 
 use crate::backends::{BackendName, Maker, Settings};
+use crate::output::wrong_usage;
 use crate::store::{Reference, parse_scheme};
 
 /// Which model, on what.
@@ -58,7 +60,9 @@ impl ModelOptions {
         match self.ctx {
             None => Ok(most),
             Some(ctx) if (1..=most).contains(&ctx) => Ok(ctx),
-            Some(ctx) => bail!("--ctx: expected 1 to {most}, the checkpoint's own, found {ctx}"),
+            Some(ctx) => Err(wrong_usage(format!(
+                "--ctx: expected 1 to {most}, the checkpoint's own, found {ctx}"
+            ))),
         }
     }
 
@@ -116,16 +120,19 @@ impl SyntheticOptions {
     /// The made-up model, if one was asked for, or the model that was named.
     pub fn open_or(&self, named: &ModelOptions) -> Result<Arc<Model>> {
         let Some(id) = &self.synthetic else { return named.open() };
-        let checkpoint = Checkpoint::find(id)
-            .with_context(|| format!("--synthetic: expected a registry id, found `{id}`"))?;
-        let scheme = parse_scheme(&self.scheme)?;
+        let unknown = || wrong_usage(format!("--synthetic: expected a registry id, found `{id}`"));
+        let checkpoint = Checkpoint::find(id).ok_or_else(unknown)?;
+        let scheme = parse_scheme("--scheme", &self.scheme)?;
         let schemes = (scheme, scheme.default_head());
         let model = match self.layers {
             None => Model::synthetic(checkpoint, schemes, 0)?,
-            Some(layers) => {
-                let layers = layers.clamp(1, checkpoint.spec.layers);
-                Model::synthetic(Spec { layers, ..checkpoint.spec }, schemes, 0)?
+            Some(layers) if !(1..=checkpoint.spec.layers).contains(&layers) => {
+                return Err(wrong_usage(format!(
+                    "--layers: expected 1 to {}, found {layers}",
+                    checkpoint.spec.layers
+                )));
             }
+            Some(layers) => Model::synthetic(Spec { layers, ..checkpoint.spec }, schemes, 0)?,
         };
         Ok(Arc::new(model))
     }
@@ -173,15 +180,9 @@ impl SamplingOptions {
             presence_penalty: self.presence_penalty,
             seed: self.seed.unwrap_or_else(random_seed),
         };
-        params.check().map_err(|why| anyhow::anyhow!("--{}", why.replacen('_', "-", 2)))?;
+        params.check().map_err(|why| wrong_usage(format!("--{}", why.replacen('_', "-", 2))))?;
         Ok(params)
     }
-}
-
-/// A seed that differs from run to run: the standard library's hash keys are drawn from the system.
-pub fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0)
 }
 
 /// A count with an optional k, M or G, binary, e.g. `32k`.

@@ -1,5 +1,7 @@
 //! Printing that survives a closed pipe.
 
+use std::error::Error;
+use std::fmt;
 use std::io::{self, ErrorKind, Write};
 
 use anyhow::Result;
@@ -15,6 +17,23 @@ pub fn print(text: &str) -> Result<()> {
 /// Writes a line to stderr; there is nobody to tell if that fails.
 pub fn complain(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// A flag with a value that has no meaning, alone or with this model: the program exits with 2.
+#[derive(Debug)]
+pub struct WrongUsage(String);
+
+impl fmt::Display for WrongUsage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for WrongUsage {}
+
+/// Wrong usage that names the flag, what was expected and what was found.
+pub fn wrong_usage(message: impl Into<String>) -> anyhow::Error {
+    WrongUsage(message.into()).into()
 }
 
 /// Whether an error only says that the reader of our output is gone.

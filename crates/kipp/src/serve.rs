@@ -5,7 +5,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use engine::{Engine, KvConfig, Service, Settings};
 use model::Model;
 use server::{Card, Config, Ended, Loaded, Server, Tls};
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::machine;
 use crate::options::{ModelOptions, parse_size};
-use crate::output::{complain, size};
+use crate::output::{complain, size, wrong_usage};
 use crate::store::BUILTIN;
 
 /// Serves the model over HTTP.
@@ -101,7 +101,7 @@ impl Args {
         let named = !api_keys.is_empty() || self.api_key_file.is_some();
         api_keys.retain(|key| !key.is_empty());
         if named && api_keys.is_empty() {
-            bail!("--api-key: expected a key, found an empty one");
+            return Err(wrong_usage("--api-key: expected a key, found an empty one"));
         }
         let tls = self.tls_cert.clone().zip(self.tls_key.clone());
         Ok(Config {

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use model::{Checkpoint, Model, Scheme};
 
+use crate::output::wrong_usage;
+
 /// Id of the checkpoint that is part of the binary.
 pub const BUILTIN: &str = "kipp-tiny";
 
@@ -28,7 +30,7 @@ impl Reference {
             None => (name, None),
         };
         if let Some(checkpoint) = Checkpoint::find(id) {
-            let scheme = scheme.map(parse_scheme).transpose()?;
+            let scheme = scheme.map(|scheme| parse_scheme("model", scheme)).transpose()?;
             return Ok(Reference::Registered(checkpoint, scheme));
         }
         let path = Path::new(name);
@@ -64,11 +66,11 @@ impl Reference {
     }
 }
 
-/// A scheme by its name.
-pub fn parse_scheme(name: &str) -> Result<Scheme> {
-    Scheme::from_name(name).with_context(|| {
-        format!("scheme: expected {}, found `{name}`", Scheme::ALL.map(Scheme::name).join(", "))
-    })
+/// A scheme by its name; `flag` is what the user named it with.
+pub fn parse_scheme(flag: &str, name: &str) -> Result<Scheme> {
+    let known = || Scheme::ALL.map(Scheme::name).join(", ");
+    let unknown = || wrong_usage(format!("{flag}: expected {}, found `{name}`", known()));
+    Scheme::from_name(name).ok_or_else(unknown)
 }
 
 /// The folder of kipp's own model files: `KIPP_MODELS`, or `kipp/models` where the platform keeps data.

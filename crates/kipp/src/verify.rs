@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::machine;
 use crate::options::{ModelOptions, SyntheticOptions};
-use crate::output::print;
+use crate::output::{print, wrong_usage};
 
 /// Checks a backend against the scalar oracle on this machine.
 #[derive(clap::Args)]
@@ -66,7 +66,7 @@ pub fn run(args: Args) -> Result<()> {
         gates.push(record(gate, &finding, seconds));
     }
     if gates.is_empty() {
-        bail!("--gate: expected part of a gate's name, found none that matches");
+        return Err(wrong_usage("--gate: expected part of a gate's name, found none that matches"));
     }
     if let Some(path) = &args.json {
         let record = json!({

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
+use engine::philox::random_seed;
 use engine::request::{Event, Sink, SinkError};
 use engine::{SamplingParams, Service};
 use model::Variant;
@@ -34,12 +35,7 @@ pub struct Card {
 impl Card {
     /// The sampling that the checkpoint's publisher recommends, for what a request leaves open.
     pub fn sampling(&self, thinking: bool) -> SamplingParams {
-        let (temperature, top_p, top_k) = match self.variant {
-            Variant::Base => (1.0, 1.0, 0),
-            _ if thinking => (0.6, 0.95, 20),
-            _ => (0.7, 0.8, 20),
-        };
-        SamplingParams { temperature, top_p, top_k, ..SamplingParams::default() }
+        SamplingParams::recommended(self.variant, thinking)
     }
 
     /// Whether an answer thinks first, given what a request asks for.
@@ -172,13 +168,7 @@ pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-/// 64 random bits: the standard library draws the keys of its hashes from the system.
-pub fn random() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0)
-}
-
 /// A fresh id with a prefix, such as `cmpl-...`.
 pub fn new_id(prefix: &str) -> String {
-    format!("{prefix}{:016x}{:08x}", random(), random() as u32)
+    format!("{prefix}{:016x}{:08x}", random_seed(), random_seed() as u32)
 }

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use engine::philox::random_seed;
 use engine::request::{Constraint, Sink};
 use engine::{Request, SamplingParams};
 use serde_json::value::RawValue;
 
-use crate::app::{Card, random};
+use crate::app::Card;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, elements, is_string, parse};
 
@@ -52,7 +53,7 @@ impl Params {
                 .unwrap_or(d.repetition_penalty),
             frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(d.frequency_penalty),
             presence_penalty: fields.number("presence_penalty")?.unwrap_or(d.presence_penalty),
-            seed: seed(fields)?.unwrap_or_else(random),
+            seed: seed(fields)?.unwrap_or_else(random_seed),
         };
         let max_tokens = fields.whole("max_tokens", 0)?;
         let max_tokens = fields.whole("max_completion_tokens", 0)?.or(max_tokens);

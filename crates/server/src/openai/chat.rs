@@ -6,15 +6,18 @@ use serde_json::{Value, json};
 use text::Tokenizer;
 use text::chat::{ToolCall, messages};
 
-use super::{finish_reason, scored, timings, usage};
+use super::{Head, finish_reason, scored, timings};
 use crate::answer::{Answers, Ask, EndOfAnswer, Step, Whole};
-use crate::app::{Engine, new_id, unix_time};
+use crate::app::{Engine, new_id};
 use crate::chat::{Chat, Effort, Format, ToolChoice, check_choice, openai_tools};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, is_string, kind, parse};
 use crate::params::{MAX_TOP, Params, stream_options};
 use crate::reply::{Events, Writer, send};
 use crate::routes::Call;
+
+/// What a chunk of a stream calls itself.
+const CHUNK: &str = "chat.completion.chunk";
 
 /// Answers the request.
 pub async fn handle(call: Call) -> Result<Response> {
@@ -67,12 +70,9 @@ fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Completion, bool)> {
     modalities(&mut fields)?;
     fields.finish()?;
     let writer = Completion {
-        id: new_id("chatcmpl-"),
-        created: unix_time(),
-        model: card.id.clone(),
+        head: Head::new("chatcmpl-", &card.id, include_usage),
         tokenizer: card.tokenizer,
         logprobs,
-        include_usage,
         calls: vec![0; choices],
         ends: Vec::new(),
     };
@@ -157,37 +157,20 @@ fn modalities(fields: &mut Fields<'_>) -> Result<()> {
 
 /// Writes `chat.completion` objects and their chunks.
 struct Completion {
-    id: String,
-    created: u64,
-    model: String,
+    head: Head,
     tokenizer: &'static Tokenizer,
     logprobs: bool,
-    include_usage: bool,
     /// Calls so far, of each answer.
     calls: Vec<usize>,
     ends: Vec<EndOfAnswer>,
 }
 
 impl Completion {
-    fn object(&self, kind: &str, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        })
-    }
-
     fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Option<&str>) -> Value {
         let choice = json!({
             "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish,
         });
-        let mut chunk = self.object("chat.completion.chunk", vec![choice]);
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
+        self.head.chunk(CHUNK, choice)
     }
 
     fn scores<'a>(&self, tokens: impl Iterator<Item = &'a Choice>) -> Value {
@@ -253,12 +236,7 @@ impl Writer for Completion {
     }
 
     fn end(&mut self, events: &mut Events) {
-        if self.include_usage {
-            let mut chunk = self.object("chat.completion.chunk", Vec::new());
-            chunk["usage"] = usage(&self.ends);
-            events.data(&chunk);
-        }
-        events.raw("[DONE]");
+        self.head.end(CHUNK, &self.ends, events);
     }
 
     fn fail(&mut self, error: &ApiError, events: &mut Events) {
@@ -289,9 +267,6 @@ impl Writer for Completion {
             }));
             self.ends.extend(answer.ended);
         }
-        let mut object = self.object("chat.completion", choices);
-        object["usage"] = usage(&self.ends);
-        object["timings"] = timings(&self.ends);
-        object
+        self.head.whole("chat.completion", choices, &self.ends)
     }
 }

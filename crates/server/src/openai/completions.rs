@@ -5,9 +5,9 @@ use engine::Choice;
 use serde_json::{Map, Value, json};
 use text::{Decoder, Special, Tokenizer};
 
-use super::{finish_reason, finite, spell, timings, usage};
+use super::{Head, finish_reason, finite, spell, timings};
 use crate::answer::{Answers, Ask, EndOfAnswer, Splitter, Step, Whole};
-use crate::app::{Engine, new_id, unix_time};
+use crate::app::Engine;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, elements, is_string, parse};
 use crate::guide::{Begin, Rules};
@@ -19,6 +19,9 @@ use crate::routes::Call;
 const DEFAULT_MAX_TOKENS: usize = 16;
 /// Prompts of one request.
 const MAX_PROMPTS: usize = 64;
+
+/// What an answer calls itself, whole or in chunks.
+const OBJECT: &str = "text_completion";
 
 /// Answers the request.
 pub async fn handle(call: Call) -> Result<Response> {
@@ -72,12 +75,9 @@ fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Completions, bool)> {
         (0..choices).map(move |_| Log::new(tokenizer, echoed.clone(), top))
     });
     let writer = Completions {
-        id: new_id("cmpl-"),
-        created: unix_time(),
-        model: card.id.clone(),
+        head: Head::new("cmpl-", &card.id, include_usage),
         logs: logs.collect(),
         ends: Vec::new(),
-        include_usage,
     };
     Ok((asks, writer, streamed))
 }
@@ -215,36 +215,15 @@ impl Logprobs {
 
 /// Writes `text_completion` objects.
 struct Completions {
-    id: String,
-    created: u64,
-    model: String,
+    head: Head,
     /// One an answer.
     logs: Vec<Log>,
     ends: Vec<EndOfAnswer>,
-    include_usage: bool,
 }
 
 impl Completions {
-    fn object(&self, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        })
-    }
-
     fn choice(index: usize, text: String, logprobs: Value, finish: Option<&str>) -> Value {
         json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish})
-    }
-
-    fn chunk(&self, choices: Vec<Value>) -> Value {
-        let mut chunk = self.object(choices);
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
     }
 }
 
@@ -261,7 +240,8 @@ impl Writer for Completions {
             let finish = step.ended.as_ref().map(|end| finish_reason(end.finish));
             let silent = text.is_empty() && log.top.is_none_or(|_| tokens.is_empty());
             if !silent || finish.is_some() {
-                let mut chunk = self.chunk(vec![Self::choice(step.index, text, logprobs, finish)]);
+                let choice = Self::choice(step.index, text, logprobs, finish);
+                let mut chunk = self.head.chunk(OBJECT, choice);
                 if let Some(end) = &step.ended {
                     chunk["timings"] = timings(std::slice::from_ref(end));
                 }
@@ -272,12 +252,7 @@ impl Writer for Completions {
     }
 
     fn end(&mut self, events: &mut Events) {
-        if self.include_usage {
-            let mut chunk = self.object(Vec::new());
-            chunk["usage"] = usage(&self.ends);
-            events.data(&chunk);
-        }
-        events.raw("[DONE]");
+        self.head.end(OBJECT, &self.ends, events);
     }
 
     fn fail(&mut self, error: &ApiError, events: &mut Events) {
@@ -293,9 +268,6 @@ impl Writer for Completions {
             choices.push(Self::choice(index, text, logprobs, finish));
             self.ends.extend(answer.ended);
         }
-        let mut object = self.object(choices);
-        object["usage"] = usage(&self.ends);
-        object["timings"] = timings(&self.ends);
-        object
+        self.head.whole(OBJECT, choices, &self.ends)
     }
 }

@@ -11,6 +11,61 @@ use serde_json::{Value, json};
 use text::Tokenizer;
 
 use crate::answer::{EndOfAnswer, Finish, total};
+use crate::app::{new_id, unix_time};
+use crate::reply::Events;
+
+/// What all objects of one answer, whole or in chunks, begin with.
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    /// Whether the last chunk of a stream carries the usage, and the others a null.
+    include_usage: bool,
+}
+
+impl Head {
+    /// The head of an answer that begins now.
+    fn new(prefix: &str, model: &str, include_usage: bool) -> Self {
+        Head { id: new_id(prefix), created: unix_time(), model: model.to_owned(), include_usage }
+    }
+
+    fn object(&self, kind: &str, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    /// A chunk of a stream.
+    fn chunk(&self, kind: &str, choice: Value) -> Value {
+        let mut chunk = self.object(kind, vec![choice]);
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    /// The end of a stream.
+    fn end(&self, kind: &str, ends: &[EndOfAnswer], events: &mut Events) {
+        if self.include_usage {
+            let mut chunk = self.object(kind, Vec::new());
+            chunk["usage"] = usage(ends);
+            events.data(&chunk);
+        }
+        events.raw("[DONE]");
+    }
+
+    /// A complete answer.
+    fn whole(&self, kind: &str, choices: Vec<Value>, ends: &[EndOfAnswer]) -> Value {
+        let mut object = self.object(kind, choices);
+        object["usage"] = usage(ends);
+        object["timings"] = timings(ends);
+        object
+    }
+}
 
 /// OpenAI's word for the end of an answer.
 pub fn finish_reason(finish: Finish) -> &'static str {
