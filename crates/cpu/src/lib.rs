@@ -39,6 +39,7 @@
 
 mod activations;
 mod attention;
+mod chains;
 mod forward;
 mod kernels;
 mod kv;

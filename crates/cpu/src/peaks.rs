@@ -3,6 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use crate::chains;
 use crate::memory::Shared;
 use crate::pool::Pool;
 use crate::simd::{Class, Simd};
@@ -49,6 +50,21 @@ pub fn measure(class: Class, threads: usize) -> std::io::Result<Peaks> {
         });
     });
     Ok(Peaks { read: bytes as f64 / seconds, dot })
+}
+
+/// Multiplications and additions a second of single instructions that a matrix product could be made of, on all
+/// threads together: of those that this processor has, in about a tenth of a second each.
+pub fn instructions(threads: usize) -> std::io::Result<impl Iterator<Item = (&'static str, f64)>> {
+    let mut pool = Pool::new(threads)?;
+    Ok(chains::available().into_iter().map(move |chain| {
+        let rounds = 1 << 18;
+        let seconds = best_of(8, || {
+            // SAFETY: the processor has the instruction.
+            pool.run(&|_, _| unsafe { (chain.run)(rounds) });
+        });
+        let operations = rounds * chains::CHAINS * chain.operations * pool.threads();
+        (chain.name, operations as f64 / seconds)
+    }))
 }
 
 fn best_of(times: usize, mut run: impl FnMut()) -> f64 {

@@ -6,51 +6,16 @@ use cpu::{Cpu, Options};
 use engine::conformance::nmse;
 use engine::sampling::argmax;
 use engine::{Answer, Backend, Batch, Input, KvConfig, KvKind, Oracle, Output, Row, Want};
-use model::layout::Tensor;
-use model::source::Source;
-use model::{Matrix, Model, Scheme};
+use model::{Model, Scheme};
 
 /// Tokens of the validation text that the reference perplexity was measured on.
 const TOKENS: usize = 1024;
-
-/// The built-in model's rows, to be stored under another scheme.
-struct Rows(Model);
-
-impl Source for Rows {
-    fn row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) {
-        let weights = &self.0.weights;
-        let mut parts = tensor.name.split('.');
-        let layer = match parts.next() {
-            Some("token_embd") => return weights.embedding.row_f32(row, out),
-            Some("output_norm") => return out.copy_from_slice(weights.output_norm.as_f32()),
-            _ => {
-                &weights.layers
-                    [parts.next().and_then(|i| i.parse::<usize>().ok()).expect("a layer")]
-            }
-        };
-        let matrix: &Matrix = match parts.next().expect("a tensor of a layer") {
-            "attn_norm" => return out.copy_from_slice(layer.attention_norm.as_f32()),
-            "attn_q_norm" => return out.copy_from_slice(layer.q_norm.as_f32()),
-            "attn_k_norm" => return out.copy_from_slice(layer.k_norm.as_f32()),
-            "ffn_norm" => return out.copy_from_slice(layer.ffn_norm.as_f32()),
-            "attn_q" => &layer.q,
-            "attn_k" => &layer.k,
-            "attn_v" => &layer.v,
-            "attn_output" => &layer.o,
-            "ffn_gate" => &layer.gate,
-            "ffn_up" => &layer.up,
-            "ffn_down" => &layer.down,
-            other => panic!("unknown tensor {other}"),
-        };
-        matrix.row_f32(row, out);
-    }
-}
 
 fn under(scheme: Scheme) -> Model {
     let bf16 = Model::builtin().expect("the built-in model");
     let (identity, origin) = (bf16.identity, bf16.origin.clone());
     let schemes = (scheme, scheme.default_head());
-    Model::encode(identity, schemes, origin, &Rows(bf16)).expect("an encoded model")
+    Model::encode(identity, schemes, origin, &bf16.weights).expect("an encoded model")
 }
 
 /// Logits of every position.

@@ -9,6 +9,7 @@ pub mod engine;
 mod job;
 pub mod kv;
 pub mod oracle;
+pub mod perplexity;
 pub mod philox;
 pub mod request;
 pub mod rope;

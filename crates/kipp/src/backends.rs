@@ -1,5 +1,6 @@
 //! The backends of this binary, by name.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -36,12 +37,14 @@ pub struct Settings {
 pub type Maker = Box<dyn FnMut(KvConfig) -> Result<Box<dyn Backend>, BackendError>>;
 
 /// Upper limits of a machine, where they can be measured.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Peaks {
     /// Bytes a second from memory.
     pub read: Option<f64>,
-    /// Multiplications and additions a second.
+    /// Multiplications and additions a second of what the backend multiplies with.
     pub operations: Option<f64>,
+    /// The same for all instructions that it could have used, by name.
+    pub instructions: BTreeMap<String, f64>,
 }
 
 impl BackendName {
@@ -85,7 +88,13 @@ impl BackendName {
         match self {
             BackendName::Cpu => {
                 let peaks = cpu::peaks::measure(Options::default().class, threads)?;
-                Ok(Peaks { read: Some(peaks.read), operations: Some(peaks.dot) })
+                let instructions = cpu::peaks::instructions(threads)?;
+                let instructions = instructions.map(|(name, rate)| (name.to_owned(), rate));
+                Ok(Peaks {
+                    read: Some(peaks.read),
+                    operations: Some(peaks.dot),
+                    instructions: instructions.collect(),
+                })
             }
             BackendName::Cuda | BackendName::Oracle => Ok(Peaks::default()),
         }

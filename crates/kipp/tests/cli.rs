@@ -252,3 +252,99 @@ fn perplexity_agrees_with_the_reference() {
     let reference = 22.442_847_508_344_42;
     assert!((perplexity / reference - 1.0).abs() < 1e-4, "{perplexity}");
 }
+
+/// A model against its own saved distributions, and against those of itself with a coarser cache.
+#[test]
+fn divergence_from_saved_distributions_is_printed() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let saved = folder.join("tiny.logits");
+    let saved = saved.to_str().expect("UTF-8");
+    let tokens = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/data/goldens/valid.u16");
+    let base = ["ppl", "--tokens", tokens, "--window", "96", "--stride", "64", "--limit", "3"];
+    let output = run(&[&base[..], &["--save-logits", saved, "--json"]].concat(), b"");
+    let alone: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    assert_eq!(alone["tokens"], 223);
+    let compare = |more: &[&str]| -> Value {
+        let output = run(&[&["ppl", "--kl", saved, "--json"], more].concat(), b"");
+        serde_json::from_str(stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)))
+    };
+    let itself = compare(&[]);
+    assert_eq!(itself["tokens"], 223);
+    assert!(itself["kl_largest"].as_f64().expect("a number") < 1e-6, "{itself}");
+    assert_eq!(itself["same_top_token"], 1.0);
+    let number = |value: &Value, field: &str| value[field].as_f64().expect("a number");
+    let ratio = number(&itself, "perplexity") / number(&alone, "perplexity");
+    assert!((ratio - 1.0).abs() < 1e-6, "{ratio}");
+    let coarse = compare(&["--kv", "q8_0"]);
+    assert!(number(&coarse, "kl_mean") > 10.0 * number(&itself, "kl_mean"), "{coarse}");
+
+    let output = run(&["ppl", "--kl", tokens], b"");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("magic: expected kipplogp"), "{}", stderr(&output));
+    for flags in [["--window", "4k"], ["--window", "1"], ["--window", "9999"], ["--stride", "9999"]]
+    {
+        let output = run(&[&["ppl", "--tokens", tokens], &flags[..]].concat(), b"");
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains(flags[0]), "{}", stderr(&output));
+    }
+}
+
+/// Two runs on cut-down kipp-tiny, put side by side and drawn.
+#[test]
+fn bench_records_compare_and_draw() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let measure = |scheme: &str| {
+        let args = [
+            "bench",
+            "--synthetic",
+            "kipp-tiny",
+            "--scheme",
+            scheme,
+            "--layers",
+            "1",
+            "--pp",
+            "64",
+            "--tg",
+            "8",
+            "--depth",
+            "0,64,128",
+            "--batch",
+            "1,2",
+            "--reps",
+            "2",
+            "--json",
+        ];
+        let output = run(&args, b"");
+        let path = folder.join(format!("bench-{scheme}.json"));
+        std::fs::write(&path, &output.stdout).expect("written");
+        let record: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+        assert_eq!(record["results"].as_array().expect("results").len(), 9);
+        for entry in record["results"].as_array().expect("results") {
+            let number = |field: &str| entry[field].as_f64().expect("a number");
+            assert!(number("floor_tokens_per_s") > 0.0, "{entry}");
+            let percent = 100.0 * number("tokens_per_s") / number("floor_tokens_per_s");
+            assert!((percent / number("percent_of_peak") - 1.0).abs() < 1e-9, "{entry}");
+        }
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let (a, b) = (measure("bf16"), measure("q4_0"));
+    let picture = folder.join("bench.svg");
+    let picture = picture.to_str().expect("UTF-8");
+    let output = run(&["bench", "--compare", &a, &b, "--plot", picture], b"");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let table = stdout(&output);
+    assert!(table.contains("| bench-bf16 ") || table.contains(" bench-bf16 |"), "{table}");
+    assert!(table.contains("| tg8 x2 @ d128 "), "{table}");
+    let svg = std::fs::read_to_string(picture).expect("a picture");
+    for text in ["positions in the cache", ">sequences<", "tokens/s", "bench-q4_0 tg8"] {
+        assert!(svg.contains(text), "{text}");
+    }
+    assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+
+    std::fs::write(folder.join("other.json"), "{\"kind\": \"verify\"}").expect("written");
+    let other = folder.join("other.json");
+    let output = run(&["bench", "--compare", &a, other.to_str().expect("UTF-8")], b"");
+    assert_eq!(output.status.code(), Some(1));
+    let output = run(&["bench", "--pp", "16", "--tg", "0", "--reps", "1", "--plot", picture], b"");
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}

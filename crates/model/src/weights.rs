@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::error::{Error, Result};
 use crate::layout::Tensor;
+use crate::source::Source;
 use crate::tensor::{Bytes, Matrix, Vector};
 
 /// One transformer block. Shapes as [out, in]; q = heads x 128, kv = 8 x 128.
@@ -81,6 +82,45 @@ impl Weights {
             false => embedding.clone(),
         };
         Ok(Self { embedding, layers, output_norm, head })
+    }
+}
+
+/// The weights once more, to be stored under another scheme. A tensor that is not of this checkpoint's layout is
+/// a fault of the caller.
+impl Source for Weights {
+    fn row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) {
+        let name = tensor.name.trim_end_matches(".weight");
+        let layer = || {
+            let (number, part) = name.strip_prefix("blk.")?.split_once('.')?;
+            Some((self.layers.get(number.parse::<usize>().ok()?)?, part))
+        };
+        match (name, layer()) {
+            ("token_embd", _) => self.embedding.row_f32(row, out),
+            ("output_norm", _) => out.copy_from_slice(self.output_norm.as_f32()),
+            ("output", _) => self.head.row_f32(row, out),
+            (_, Some((layer, part))) => layer.row(part, row, out),
+            (_, None) => panic!("no tensor `{}` in this checkpoint", tensor.name),
+        }
+    }
+}
+
+impl Layer {
+    fn row(&self, part: &str, row: usize, out: &mut [f32]) {
+        let matrix = match part {
+            "attn_norm" => return out.copy_from_slice(self.attention_norm.as_f32()),
+            "attn_q_norm" => return out.copy_from_slice(self.q_norm.as_f32()),
+            "attn_k_norm" => return out.copy_from_slice(self.k_norm.as_f32()),
+            "ffn_norm" => return out.copy_from_slice(self.ffn_norm.as_f32()),
+            "attn_q" => &self.q,
+            "attn_k" => &self.k,
+            "attn_v" => &self.v,
+            "attn_output" => &self.o,
+            "ffn_gate" => &self.gate,
+            "ffn_up" => &self.up,
+            "ffn_down" => &self.down,
+            other => panic!("no tensor `{other}` in a layer"),
+        };
+        matrix.row_f32(row, out);
     }
 }
 
