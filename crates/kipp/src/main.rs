@@ -7,6 +7,7 @@
 mod backends;
 mod bench;
 mod chat;
+mod completions;
 mod convert;
 mod doctor;
 mod generate;
@@ -14,6 +15,7 @@ mod inspect;
 mod interrupt;
 mod ls;
 mod machine;
+mod manual;
 mod options;
 mod output;
 mod ppl;
@@ -63,6 +65,10 @@ enum Verb {
     Bench(bench::Args),
     /// Checks a backend against the scalar oracle on this machine.
     Verify(verify::Args),
+    /// Prints a script with which a shell completes kipp's commands and flags.
+    Completions(completions::Args),
+    /// Prints the reference of all commands, or writes man pages.
+    Manual(manual::Args),
 }
 
 fn main() -> ExitCode {
@@ -79,6 +85,8 @@ fn main() -> ExitCode {
         Verb::Ppl(args) => ppl::run(args),
         Verb::Bench(args) => bench::run(args),
         Verb::Verify(args) => verify::run(args),
+        Verb::Completions(args) => completions::run(args),
+        Verb::Manual(args) => manual::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -14,7 +14,7 @@ const COLOURS: [&str; 6] = ["#3b82c4", "#d9772b", "#3f9e5b", "#b0569c", "#a08a1e
 const STYLE: &str = "\
 <style>
 .paper{fill:#ffffff}.ink{fill:#24292f}.axis{stroke:#57606a}.grid{stroke:#d0d7de}
-text{font:12px system-ui,sans-serif}.title{font-weight:600}
+text{font:12px system-ui,sans-serif}
 @media(prefers-color-scheme:dark){.paper{fill:#0d1117}.ink{fill:#e6edf3}.axis{stroke:#9198a1}.grid{stroke:#30363d}}
 </style>
 ";
@@ -136,7 +136,13 @@ impl Panel {
                 escape(what)
             );
         };
-        text(svg, (x0 + x1) / 2.0, 20.0, "text-anchor=\"middle\" font-weight=\"600\"", self.title);
+        text(
+            svg,
+            (x0 + x1) / 2.0,
+            20.0,
+            "text-anchor=\"middle\" style=\"font-weight:600\"",
+            self.title,
+        );
         for step in 0..=4 {
             let value = top * f64::from(step) / 4.0;
             let y = py(value);
