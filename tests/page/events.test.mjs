@@ -49,3 +49,13 @@ test('a refusal carries the words of the server', async () => {
   globalThis.fetch = () => Promise.reject(new TypeError('failed'));
   await assert.rejects(all(chat({}, { signal: new AbortController().signal })), { message: /does not answer/, status: 0 });
 });
+
+test('a proxy is told which conversation it is', async () => {
+  let sent;
+  globalThis.fetch = async (_, { headers }) => {
+    sent = headers;
+    return new Response('data: [DONE]\n\n', { headers: { 'content-type': 'text/event-stream' } });
+  };
+  await all(chat({}, { signal: new AbortController().signal, conversation: 'c-7' }));
+  assert.equal(sent['x-conversation-id'], 'c-7');
+});

@@ -3,7 +3,8 @@ nothing is lost when one is killed or told to stop under load.
 
     python3 tests/replicas/run.py target/release/kipp
 
-Needs nginx (Debian's package is enough). Only the ports of the configuration are changed.
+Needs nginx (Debian's package is enough). Of the configuration only the ports are changed, and the guide's lines
+for TLS are added.
 """
 
 import http.client
@@ -12,7 +13,9 @@ import os
 import pathlib
 import shutil
 import signal
+import re
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -157,12 +160,12 @@ class Load:
 def affinity(port):
     """Every conversation has one replica, whose cache knows its beginning; both are used."""
     home = {}
-    for number in range(12):
+    for number in range(20):
         name = f"conversation {number}"
         # Longer than a block of the cache, and no other conversation's.
         rules = f"You are narrator {number}. " + "You tell short stories about animals in the forest. " * 6
         messages = [{"role": "system", "content": rules}]
-        for turn in range(3):
+        for turn in range(2):
             messages.append({"role": "user", "content": f"Story {number}, part {turn}, please."})
             status, replica, text = request(port, chat(messages), name)
             assert status == 200, text
@@ -175,13 +178,41 @@ def affinity(port):
     return home
 
 
-def main(kipp):
-    front, first, second = free_ports(3)
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="kipp-replicas-"))
+def configuration(front, first, second, secure):
+    """deploy/nginx.conf on these ports, with the guide's lines for TLS."""
     text = (ROOT / "deploy/nginx.conf").read_text()
     for written, port in [(8080, front), (8081, first), (8082, second)]:
         text = text.replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
-    (folder / "nginx.conf").write_text(text)
+    guide = (ROOT / "docs/serving.md").read_text()
+    tls = re.search(r"```nginx\n(.*?)```", guide, re.DOTALL)[1]
+    data = ROOT / "crates/server/tests/data"
+    for written, here in [
+        ("listen 443", f"listen 127.0.0.1:{secure}"),
+        ("/etc/ssl/kipp/cert.pem", data / "certificate.pem"),
+        ("/etc/ssl/kipp/key.pem", data / "key.pem"),
+    ]:
+        assert written in tls, written
+        tls = tls.replace(written, str(here))
+    plain = f"listen 127.0.0.1:{front};\n"
+    assert plain in text
+    return text.replace(plain, plain + tls)
+
+
+def over_tls(port):
+    """The guide's TLS lines work."""
+    trust = ssl.create_default_context(cafile=ROOT / "crates/server/tests/data/certificate.pem")
+    trust.check_hostname = False
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=60)
+    connection.request("GET", "/v1/models")
+    response = connection.getresponse()
+    assert response.status == 200 and b"kipp-tiny" in response.read()
+    connection.close()
+
+
+def main(kipp):
+    front, first, second, secure = free_ports(4)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="kipp-replicas-"))
+    (folder / "nginx.conf").write_text(configuration(front, first, second, secure))
     replicas = [Replica(kipp, first), Replica(kipp, second)]
     command = ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf"), "-g", "daemon off; pid nginx.pid;"]
     with open(folder / "nginx.log", "w") as log:
@@ -190,8 +221,10 @@ def main(kipp):
         for port in [first, second, front]:
             wait_for(f"port {port}", lambda: healthy(port))
         assert request(front, None, path="/metrics")[0] == 404
+        over_tls(secure)
         home = affinity(front)
-        print(f"affinity: 12 conversations, 36 turns, {sorted(home.values()).count(min(home.values()))} on one replica")
+        first_ones = list(home.values()).count(f"127.0.0.1:{first}")
+        print(f"affinity: {len(home)} conversations of two turns, {first_ones} of them on the first replica")
 
         load = Load(front)
         load.wait(40)

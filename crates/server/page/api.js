@@ -25,8 +25,8 @@ export async function models(key) {
 }
 
 /** Yields the chunks of a streamed chat completion; throws ApiError unless the stream ends as it should. */
-export async function* chat(body, { key, signal }) {
-  const response = await request('v1/chat/completions', { key, body, signal });
+export async function* chat(body, { key, signal, conversation }) {
+  const response = await request('v1/chat/completions', { key, body, signal, conversation });
   if (!response.headers.get('content-type')?.startsWith('text/event-stream')) {
     throw new ApiError('The answer is not an event stream. Is something else listening here?');
   }
@@ -70,10 +70,12 @@ export async function* events(stream) {
   }
 }
 
-async function request(path, { key, body, signal }) {
+async function request(path, { key, body, signal, conversation }) {
   const headers = {};
   if (key) headers.authorization = `Bearer ${key}`;
   if (body) headers['content-type'] = 'application/json';
+  // For a proxy: whoever answered before still has the beginning in its cache.
+  if (conversation) headers['x-conversation-id'] = conversation;
   const options = { method: body ? 'POST' : 'GET', headers, signal, body: body && JSON.stringify(body) };
   let response;
   try {

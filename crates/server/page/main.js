@@ -112,7 +112,7 @@ async function answer(conversation) {
   const started = performance.now();
   let saved = started;
   try {
-    for await (const chunk of chat(request, { key: settings.key, signal })) {
+    for await (const chunk of chat(request, { key: settings.key, signal, conversation: conversation.id })) {
       signal.throwIfAborted();
       const now = performance.now();
       receive(chunk, now - started);
