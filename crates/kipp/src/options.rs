@@ -18,23 +18,23 @@ pub struct ModelOptions {
     /// Registry id with an optional :scheme, or a GGUF file; kipp-tiny, which is built in, if left out
     pub model: Option<String>,
     /// What computes
-    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
+    #[arg(long, env = "KIPP_BACKEND", value_enum, default_value_t = BackendName::Cpu)]
     pub backend: BackendName,
     /// Threads; the physical cores that this process may use if left out
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, env = "KIPP_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Number of the GPU, counted from 0
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, env = "KIPP_DEVICE", default_value_t = 0)]
     pub device: usize,
     /// On a GPU, use one class of kernels whatever the size of a batch: the same bits for a request in any
     /// company, and slower. The processor's answers are the same bits anyway
-    #[arg(long)]
+    #[arg(long, env = "KIPP_DETERMINISTIC")]
     pub deterministic: bool,
     /// Positions, prompt and answer together, e.g. 32k; what the checkpoint was made for if left out
-    #[arg(long, value_parser = parse_size)]
+    #[arg(long, env = "KIPP_CTX", value_parser = parse_size)]
     pub ctx: Option<usize>,
     /// How keys and values are stored
-    #[arg(long, value_enum, default_value_t = KvName::Bf16)]
+    #[arg(long, env = "KIPP_KV", value_enum, default_value_t = KvName::Bf16)]
     pub kv: KvName,
 }
 

@@ -39,6 +39,12 @@ pub struct Args {
     /// Repetitions of each measurement, after one that does not count
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
+    /// GB/s that the machine reads at most, where kipp does not measure it: on a GPU
+    #[arg(long, value_name = "GB/S", value_parser = parse_rate)]
+    peak_read: Option<f64>,
+    /// GOP/s that it multiplies and adds at most, where kipp does not measure it
+    #[arg(long, value_name = "GOP/S", value_parser = parse_rate)]
+    peak_operations: Option<f64>,
     /// Measure nothing; put these records, written with --json, side by side, the first as the base
     #[arg(long, value_name = "RECORD", num_args = 1..=6)]
     compare: Vec<PathBuf>,
@@ -81,7 +87,9 @@ fn measure(args: &Args) -> Result<Record> {
     let blocks = cases.iter().map(|c| c.sequences * c.reach().div_ceil(BLOCK)).max().unwrap_or(0);
     let kv = KvConfig { blocks, ..args.model.kv_config(longest) };
     let mut backend = args.model.maker(&model)?(kv)?;
-    let peaks = args.model.backend.peaks(args.model.threads())?;
+    let mut peaks = args.model.backend.peaks(args.model.threads())?;
+    peaks.read = args.peak_read.or(peaks.read);
+    peaks.operations = args.peak_operations.or(peaks.operations);
     let kv_position = KvConfig { blocks: 1, ..kv }.bytes(spec.layers) as f64 / BLOCK as f64;
 
     let mut record = Record {
@@ -111,4 +119,11 @@ fn measure(args: &Args) -> Result<Record> {
         print(&format!("{}\n", serde_json::to_string_pretty(&record)?))?;
     }
     Ok(record)
+}
+
+/// Units of 10^9 a second.
+fn parse_rate(text: &str) -> Result<f64> {
+    let rate: f64 = text.parse().context("expected a number")?;
+    anyhow::ensure!(rate.is_finite() && rate > 0.0, "expected a number above 0");
+    Ok(rate * 1e9)
 }
