@@ -55,3 +55,52 @@ pub fn table(records: &[(String, Record)]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A record with the seconds of 100 tokens' repetitions, by test.
+    fn record(name: &str, machine: &str, results: &[(&str, &[f64])]) -> (String, Record) {
+        let entry = |&(name, seconds): &(&str, &[f64])| {
+            json!({
+                "name": name, "sequences": 1, "depth": 0, "tokens": 100, "tokens_per_s": 1.0,
+                "deviation": 0.0, "bytes_per_s": null, "operations_per_s": null,
+                "percent_of_peak": null, "seconds": seconds,
+            })
+        };
+        let value = json!({
+            "kind": "bench", "made": {"machine": machine, "commit": "c0ffee"},
+            "checkpoint": "kipp-tiny", "scheme": "bf16", "backend": "cpu", "threads": 2,
+            "kv": "bf16", "peak_read_bytes_per_s": null, "peak_operations_per_s": null,
+            "results": results.iter().map(entry).collect::<Vec<Value>>(),
+        });
+        (name.into(), serde_json::from_value(value).expect("a record"))
+    }
+
+    #[test]
+    fn ratios_are_of_medians_and_noise_is_marked() {
+        let base = [("tg100", &[1.0, 2.0, 4.0][..]), ("pp100", &[1.0, 1.0])];
+        let other = [("tg100", &[1.0, 1.0, 1.5][..]), ("pp100", &[0.5, 0.25]), ("pp200", &[1.0])];
+        let text = table(&[record("a", "one", &base), record("b", "one", &other)]);
+        let row = |name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name)).expect("a row");
+            line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(row("| tg100")[2..5], ["50.00", "100.00", "~2.000"]);
+        assert_eq!(row("| pp100")[2..5], ["100.00", "300.00", "3.000"]);
+        assert!(text.contains("only in b: pp200"), "{text}");
+        assert!(!text.contains("another machine"), "{text}");
+    }
+
+    #[test]
+    fn records_of_other_machines_and_missing_tests_are_told() {
+        let base = record("a", "one", &[("tg100", &[1.0])]);
+        let text = table(&[base, record("b", "two", &[])]);
+        assert!(text.contains("b was measured on another machine than a"), "{text}");
+        let row = text.lines().find(|line| line.starts_with("| tg100")).expect("a row");
+        assert!(row.ends_with("|                  - |       - |"), "{row}");
+    }
+}
