@@ -105,9 +105,10 @@ impl<W: Write> Writer<W> {
 /// Reads a file, row by row.
 pub struct Reader<R> {
     input: R,
-    vocab: usize,
+    /// Rows that are still to come.
     left: usize,
-    row: Vec<u8>,
+    /// The codes of a row, `[vocab]`, as bytes.
+    codes: Vec<u8>,
 }
 
 impl<R: Read> Reader<R> {
@@ -156,8 +157,8 @@ impl<R: Read> Reader<R> {
         if length != expected {
             return Err(Fault::field("length", format_args!("{expected} bytes"), length));
         }
-        let row = vec![0; 8 + 2 * header.vocab];
-        Ok((header, Reader { input, vocab: vocab as usize, left, row }))
+        let codes = vec![0; 2 * header.vocab];
+        Ok((header, Reader { input, left, codes }))
     }
 
     /// Reads the next log-probabilities, `[vocab]`, normalised; `None` after the last.
@@ -166,11 +167,9 @@ impl<R: Read> Reader<R> {
             return Ok(None);
         }
         self.left -= 1;
-        self.input.read_exact(&mut self.row)?;
-        let (head, codes) = self.row.split_at(8);
-        let number =
-            |at: usize| f32::from_le_bytes(head[at..at + 4].try_into().unwrap_or([0xff; 4]));
-        let (top, step) = (number(0), number(4));
+        let top = f32::from_bits(read_u32(&mut self.input)?);
+        let step = f32::from_bits(read_u32(&mut self.input)?);
+        self.input.read_exact(&mut self.codes)?;
         if !top.is_finite() {
             return Err(Fault::field("top", "a finite number", top));
         }
@@ -181,12 +180,11 @@ impl<R: Read> Reader<R> {
             let code = code.iter().rev().fold(0, |code, &byte| code << 8 | u32::from(byte));
             f64::from(top) - f64::from(code) * f64::from(step)
         };
-        let mut row: Vec<f64> = codes.chunks_exact(2).map(value).collect();
+        let mut row: Vec<f64> = self.codes.chunks_exact(2).map(value).collect();
         let sum: f64 = row.iter().map(|x| x.exp()).sum();
         if !(1.0 - SLACK..=1.0 + SLACK).contains(&sum) {
             return Err(Fault::field("probabilities", "a sum of 1", sum));
         }
-        debug_assert_eq!(row.len(), self.vocab);
         row.iter_mut().for_each(|x| *x -= sum.ln());
         Ok(Some(row))
     }
