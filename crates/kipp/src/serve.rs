@@ -74,7 +74,9 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    // A log that nobody reads any more ends no answer.
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).log_internal_errors(false);
+    log.with_ansi(false).init();
     let server = Server::bind(args.config()?)?;
     let scheme = if args.tls_cert.is_some() { "https" } else { "http" };
     let address = server.address()?;

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
@@ -119,6 +122,55 @@ fn the_first_page_shows_what_the_program_prints() {
     let tokens = blocks[at].split("--max-tokens ").nth(1).expect("a number").trim();
     let printed = blocks[at + 1].strip_prefix("text\n").expect("what it prints");
     assert_eq!(kipp(&["generate", "--prompt", prompt, "--max-tokens", tokens]), printed);
+}
+
+/// The first page's request, put to the server with the model that is built in.
+#[test]
+fn the_first_page_gets_an_answer_from_the_server() {
+    let page = read(&root().join("docs/index.md"));
+    let request = page.split("```").find(|block| block.contains("curl")).expect("a request");
+    let path = request.split("127.0.0.1:8080").nth(1).expect("an address");
+    let path = path.split_whitespace().next().expect("a path");
+    let body = request.split("-d '").nth(1).expect("a body").split('\'').next().expect("its end");
+
+    let mut server = Command::new(env!("CARGO_BIN_EXE_kipp"))
+        .args(["serve", "--port", "0"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("kipp runs");
+    let lines = BufReader::new(server.stderr.take().expect("piped")).lines();
+    let told = |line: std::io::Result<String>| {
+        Some(line.ok()?.strip_prefix("kipp listens on http://")?.to_owned())
+    };
+    let address = lines.filter_map(told).next().expect("an address");
+    let length = body.len();
+    let ask = || {
+        let mut connection = TcpStream::connect(&address).expect("a connection");
+        write!(
+            connection,
+            "POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        )
+        .expect("sent");
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).expect("an answer");
+        answer
+    };
+    // 503 while the model is being loaded.
+    let answers = std::iter::repeat_with(ask);
+    let answer = answers.take(600).find(|answer| {
+        let waits = answer.starts_with("HTTP/1.1 503");
+        std::thread::sleep(Duration::from_millis(if waits { 100 } else { 0 }));
+        !waits
+    });
+    let answer = answer.expect("a loaded model");
+    server.kill().expect("killed");
+    server.wait().expect("ended");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
+    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+    let value: serde_json::Value = serde_json::from_str(body).expect("JSON");
+    let text = value["choices"][0]["message"]["content"].as_str().expect("a text");
+    assert!(text.contains("Paris"), "{text}");
 }
 
 /// The dashboard and the guide speak of metrics that the server has.
