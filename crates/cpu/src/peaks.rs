@@ -57,7 +57,7 @@ pub fn measure(class: Class, threads: usize) -> std::io::Result<Peaks> {
 pub fn instructions(threads: usize) -> std::io::Result<impl Iterator<Item = (&'static str, f64)>> {
     let mut pool = Pool::new(threads)?;
     Ok(chains::available().into_iter().map(move |chain| {
-        let rounds = 1 << 18;
+        let rounds = 1 << 22;
         let seconds = best_of(8, || {
             // SAFETY: the processor has the instruction.
             pool.run(&|_, _| unsafe { (chain.run)(rounds) });
