@@ -68,62 +68,73 @@ __device__ __forceinline__ void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// D (64 x N, fp32) = A (64 x 16) B (16 x N) of a warpgroup, added to D if `add`, both from shared memory with k contiguous. Warp w, lane
-// (g, t): d[4 j + c] is row 16 w + g + 8 (c / 2), column 8 j + 2 t + c % 2.
+// D (64 x N, fp32) = A (64 x 16) B (16 x N) of a warpgroup, added to D if `add`. Warp w, lane (g, t): d[4 j + c] is row 16 w + g + 8 (c / 2),
+// column 8 j + 2 t + c % 2. The instruction names its registers, and inputs are numbered after them: hence a line a width.
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
 #define D64(i) D16(i), D16(i + 16), D16(i + 32), D16(i + 48)
+#define RH "%0, %1, %2, %3, %4, %5, %6, %7"
+#define R0 RH ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define R1 R0 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define R2 R1 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define R3 R2 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define R4 R3 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define R7 R4 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
+    "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, " \
+    "%125, %126, %127"
+#define PRODUCT(n, registers, a, b, add, flags) \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" registers "}, " a ", " b ", p, 1, 1, " flags ";\n}"
+
+// Both operands from shared memory, k contiguous.
 template <int N>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
-    if constexpr (N == 32) {
-        asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-            "%16, %17, add, 1, 1, 0, 0;\n}"
-            : D16(0)
-            : "l"(a), "l"(b), "r"(add));
-    } else if constexpr (N == 64) {
-        asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-            "%32, %33, add, 1, 1, 0, 0;\n}"
-            : D16(0), D16(16)
-            : "l"(a), "l"(b), "r"(add));
-    } else if constexpr (N == 128) {
-        asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-            "%64, %65, add, 1, 1, 0, 0;\n}"
-            : D64(0)
-            : "l"(a), "l"(b), "r"(add));
-    } else if constexpr (N == 256) {
-        asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-            "%128, %129, add, 1, 1, 0, 0;\n}"
-            : D64(0), D64(64)
-            : "l"(a), "l"(b), "r"(add));
-    } else {
-        static_assert(N == 256, "a width of wgmma");
-    }
+#define WIDTH(n, registers, a_at, b_at, add_at, ...) \
+    if constexpr (N == n) asm volatile(PRODUCT(n, registers, a_at, b_at, add_at, "0, 0") : __VA_ARGS__ : "l"(a), "l"(b), "r"(add));
+    static_assert(N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 160 || N == 256, "a width of wgmma");
+    WIDTH(16, RH, "%8", "%9", "%10", D4(0), D4(4))
+    WIDTH(32, R0, "%16", "%17", "%18", D16(0))
+    WIDTH(64, R1, "%32", "%33", "%34", D16(0), D16(16))
+    WIDTH(96, R2, "%48", "%49", "%50", D16(0), D16(16), D16(32))
+    WIDTH(128, R3, "%64", "%65", "%66", D64(0))
+    WIDTH(160, R4, "%80", "%81", "%82", D64(0), D16(64))
+    WIDTH(256, R7, "%128", "%129", "%130", D64(0), D64(64))
+#undef WIDTH
+}
+
+// A from registers, as mma.m16n8k16 holds it, 16 rows a warp; B from shared memory with k contiguous, or n if TRANSPOSED.
+template <int N, bool TRANSPOSED = false>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
+#define WIDTH(n, transposed, registers, a_at, b_at, add_at, ...)                      \
+    if constexpr (N == n && TRANSPOSED == transposed)                                 \
+        asm volatile(PRODUCT(n, registers, "{" a_at "}", b_at, add_at, #transposed)   \
+                     : __VA_ARGS__                                                    \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    static_assert(TRANSPOSED ? N == 128 : N == 96 || N == 128 || N == 160 || N == 256, "a width of wgmma");
+    WIDTH(96, 0, R2, "%48, %49, %50, %51", "%52", "%53", D16(0), D16(16), D16(32))
+    WIDTH(128, 0, R3, "%64, %65, %66, %67", "%68", "%69", D64(0))
+    WIDTH(128, 1, R3, "%64, %65, %66, %67", "%68", "%69", D64(0))
+    WIDTH(160, 0, R4, "%80, %81, %82, %83", "%84", "%85", D64(0), D16(64))
+    WIDTH(256, 0, R7, "%128, %129, %130, %131", "%132", "%133", D64(0), D64(64))
+#undef WIDTH
 }
 #undef D4
 #undef D16
 #undef D64
+#undef RH
+#undef R0
+#undef R1
+#undef R2
+#undef R3
+#undef R4
+#undef R7
+#undef PRODUCT
+
+// Keeps what products wrote from being used before the wait that precedes this.
+template <int N>
+__device__ __forceinline__ void settled(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 
 #endif

@@ -12,7 +12,7 @@ use crate::driver::{Buffer, Context, Device, Event, Graph, Pinned, Stream};
 use crate::forward::{Activations, BLOCK_ROWS, Forward, Sizes, cache_row_bytes};
 use crate::kernels::{Cache, Kernels, Partials};
 use crate::rows::{ANSWER_BYTES, Asked, TOP_BYTES, unpack_answer};
-use crate::step::{Field, Step};
+use crate::step::{Field, Step, Tiles};
 use crate::weights::Weights;
 
 type Result<T> = std::result::Result<T, BackendError>;
@@ -124,6 +124,9 @@ impl CudaBackend {
         let rows = planes * kv.blocks * BLOCK_ROWS;
         let pool = Buffer::new(context, rows * row, "KV cache")?;
         let scales = Buffer::new(context, rows * scale, "KV cache")?;
+        // Attention multiplies what lies past a sequence's end by 0, which only does for finite numbers.
+        // SAFETY: the whole of a live buffer.
+        unsafe { stream.zero(pool.address(), pool.bytes())? };
         let plane = |i: usize| Cache {
             values: pool.address() + (i * kv.blocks * BLOCK_ROWS * row) as u64,
             scales: scales.address() + (i * kv.blocks * BLOCK_ROWS * scale) as u64,
@@ -218,6 +221,7 @@ impl CudaBackend {
                 totals: self.partials.address() + (capacity * SUM_BYTES) as u64,
             },
             caches: &self.caches,
+            cache_rows: self.kv.blocks * BLOCK_ROWS,
             step,
         };
         if self.step.copies > 0 {
@@ -350,7 +354,8 @@ impl Backend for CudaBackend {
         }
         self.model.context.enter()?;
         let (spec, vocab) = (self.model.spec, self.model.spec.vocab);
-        self.step.build(batch, spec.group(), vocab, PASS)?;
+        let tiles = Tiles { group: spec.group(), queries: self.kernels.queries(), pass: PASS };
+        self.step.build(batch, vocab, tiles)?;
         let asked: Vec<Asked> = batch.rows.iter().map(|row| Asked::of(&row.want, vocab)).collect();
         let slot = self.turn;
         self.make_room(slot, AnswerPlaces::of(&asked, vocab).bytes)?;

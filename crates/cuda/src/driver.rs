@@ -263,7 +263,18 @@ impl Drop for Pinned {
     }
 }
 
-/// How the copy engine of Hopper finds boxes of a row-major fp16 matrix; kernels take it by value.
+/// What a tensor map's matrix is made of.
+#[derive(Debug, Clone, Copy)]
+pub enum Element {
+    /// fp16.
+    F16,
+    /// fp32.
+    F32,
+    /// Bytes.
+    U8,
+}
+
+/// How the copy engine of Hopper finds boxes of a row-major matrix; kernels take it by value.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct TensorMap(sys::CUtensorMap);
@@ -272,20 +283,43 @@ impl TensorMap {
     /// Boxes of 64 columns and `box_rows` rows of `[rows, cols]` at `address`, swizzled for wgmma; rows past the end
     /// are zeros.
     pub fn new(address: u64, rows: usize, cols: usize, box_rows: usize) -> Result<Self> {
+        Self::boxes(address, Element::F16, [rows, cols], [box_rows, 64])
+    }
+
+    /// Boxes of `[rows, cols]` elements of a matrix of that `shape`. A box's rows lie 16, 32, 64 or 128 bytes apart in
+    /// shared memory and are swizzled from 64 bytes on; what lies outside the matrix reads as zero and is not written.
+    pub fn boxes(
+        address: u64,
+        element: Element,
+        shape: [usize; 2],
+        part: [usize; 2],
+    ) -> Result<Self> {
+        use sys::CUtensorMapDataType::*;
+        use sys::CUtensorMapSwizzle::*;
+        let (element, bytes) = match element {
+            Element::F16 => (CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2),
+            Element::F32 => (CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4),
+            Element::U8 => (CU_TENSOR_MAP_DATA_TYPE_UINT8, 1),
+        };
+        let swizzle = match part[1] * bytes {
+            128 => CU_TENSOR_MAP_SWIZZLE_128B,
+            64 => CU_TENSOR_MAP_SWIZZLE_64B,
+            _ => CU_TENSOR_MAP_SWIZZLE_NONE,
+        };
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: the arrays have the two (or one) elements of the rank and are read during the call only.
         unsafe {
             driver!(cuTensorMapEncodeTiled(
                 &mut map,
-                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                element,
                 2,
                 address as *mut c_void,
-                [cols as u64, rows as u64].as_ptr(),
-                [cols as u64 * 2].as_ptr(),
-                [64, box_rows as u32].as_ptr(),
+                [shape[1] as u64, shape[0] as u64].as_ptr(),
+                [(shape[1] * bytes) as u64].as_ptr(),
+                [part[1] as u32, part[0] as u32].as_ptr(),
                 [1, 1].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                swizzle,
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             ))?;

@@ -96,6 +96,8 @@ pub struct Forward<'a> {
     pub partials: Partials,
     /// Keys and values of each layer.
     pub caches: &'a [(Cache, Cache)],
+    /// Head rows of a layer's keys, or values.
+    pub cache_rows: usize,
     /// Address of the step's words on the device.
     pub step: u64,
 }
@@ -130,7 +132,10 @@ impl Forward<'_> {
         let (q_norm, k_norm) = (layer.q_norm, layer.k_norm);
         k.rope(stream, step, tokens, a.qkv, q_norm, k_norm, a.rotations, a.q, keys, values, heads)?;
         if sizes.flashes > 0 {
-            k.attend_flash(stream, step, sizes.flashes, a.q, keys, values, a.attended, heads)?;
+            let (flashes, rows) = (sizes.flashes, self.cache_rows);
+            k.attend_many(
+                stream, step, flashes, tokens, a.q, keys, values, rows, a.attended, heads,
+            )?;
         }
         if sizes.splits > 0 {
             let (q, out) = (a.q, a.attended);

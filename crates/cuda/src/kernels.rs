@@ -8,6 +8,7 @@ use engine::{BackendError, KvKind};
 use model::KV_HEADS;
 
 use crate::driver::{Buffer, Context, Function, Module, Stream, TensorMap};
+use crate::prefill::{MANY, Prefill, QUERIES};
 use crate::weights::{Kind, Projection};
 
 type Result<T> = std::result::Result<T, BackendError>;
@@ -49,9 +50,11 @@ pub enum Epilogue {
 pub const SWIGLU_FACTOR: f32 = 64.0;
 
 impl Epilogue {
-    const NAMES: [&'static str; 3] = ["STORE", "RESIDUAL", "SWIGLU"];
+    /// As kernels are named.
+    pub const NAMES: [&'static str; 3] = ["STORE", "RESIDUAL", "SWIGLU"];
 
-    fn index(self) -> usize {
+    /// Its place among the names.
+    pub fn index(self) -> usize {
         match self {
             Epilogue::Store => 0,
             Epilogue::Residual(_) => 1,
@@ -59,7 +62,8 @@ impl Epilogue {
         }
     }
 
-    fn factor(self) -> f32 {
+    /// What sums are multiplied with.
+    pub fn factor(self) -> f32 {
         if let Epilogue::Residual(factor) = self { factor } else { 1.0 }
     }
 }
@@ -129,6 +133,8 @@ pub struct Kernels {
     project_many: [[Function; 3]; 4],
     /// By width; only where the device has Hopper's instructions.
     project_wide: Option<[[Function; 3]; 4]>,
+    /// Many tokens, likewise.
+    prefill: Option<Prefill>,
     /// Multiprocessors of the device.
     multiprocessors: usize,
     embed: [Function; 4],
@@ -159,6 +165,7 @@ macro_rules! launch {
         unsafe { $stream.launch($function, $grid, $threads, $shared, &mut arguments) }
     }};
 }
+pub(crate) use launch;
 
 impl Kernels {
     /// Loads the code for the context's device.
@@ -230,6 +237,7 @@ impl Kernels {
             project_few: each(few)?,
             project_many: each(many)?,
             project_wide: if hopper { Some(each(wide)?) } else { None },
+            prefill: Prefill::load(context, kv, find)?,
             multiprocessors,
             embed: kinds("embed")?,
             repack: each(|kind| find("repack", &format!("repack_{}", Kind::FILE_NAMES[kind])))?,
@@ -338,6 +346,9 @@ impl Kernels {
         count: u64,
         epilogue: Epilogue,
     ) -> Result<()> {
+        if let (Some(prefill), MANY.., false) = (&self.prefill, tokens, self.deterministic) {
+            return prefill.project(stream, w, x, out, tokens, epilogue);
+        }
         if let (Some(wide), Some(map), false) = (&self.project_wide, w.map, self.deterministic)
             && tokens >= WIDE
         {
@@ -480,19 +491,30 @@ impl Kernels {
         launch!(stream, self.attend_merge, grid, 128, 0, [sums, totals, out, step, heads])
     }
 
-    /// Attention of the sequences with many new tokens.
+    /// Queries of one tile of attention of many new tokens.
+    pub fn queries(&self) -> usize {
+        if self.prefill.as_ref().is_some_and(Prefill::attends) { QUERIES } else { 64 }
+    }
+
+    /// Attention of the sequences with many new tokens, over a cache of `cache_rows` head rows a layer.
     #[expect(clippy::too_many_arguments, reason = "the kernel's")]
-    pub fn attend_flash(
+    pub fn attend_many(
         &self,
         stream: &Stream,
         step: u64,
         flashes: usize,
+        tokens: usize,
         q: u64,
         keys: Cache,
         values: Cache,
+        cache_rows: usize,
         out: u64,
         heads: usize,
     ) -> Result<()> {
+        if let Some(prefill) = self.prefill.as_ref().filter(|prefill| prefill.attends()) {
+            let cache = (keys, values);
+            return prefill.attend(stream, step, flashes, tokens, q, cache, cache_rows, out, heads);
+        }
         let grid = [heads as u32, flashes as u32, 1];
         let heads = heads as i32;
         launch!(stream, self.attend_flash, grid, 128, TILES, [q, keys, values, out, step, heads])
@@ -562,7 +584,7 @@ fn widest(row_tiles: usize, tokens: usize, multiprocessors: usize) -> usize {
 }
 
 /// An array whose elements may fail.
-fn each<T, const N: usize>(make: impl Fn(usize) -> Result<T>) -> Result<[T; N]> {
+pub fn each<T, const N: usize>(make: impl Fn(usize) -> Result<T>) -> Result<[T; N]> {
     let made: Vec<T> = (0..N).map(make).collect::<Result<_>>()?;
     match made.try_into() {
         Ok(array) => Ok(array),

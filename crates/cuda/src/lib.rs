@@ -1,7 +1,7 @@
 //! The CUDA backend: evaluates batches on an NVIDIA GPU with this crate's own kernels (`kernels/*.cu`).
 //!
 //! Reading order: [`CudaBackend`] lays a batch out (`step`), queues the forward pass (`forward`) through one
-//! function an operation (`kernels`), and reads the answers back (`rows`); `weights` brings a model to the
+//! function an operation (`kernels`; `prefill` on Hopper), and reads the answers back (`rows`); `weights` brings a model to the
 //! device, and `driver` is the only module that talks to CUDA.
 //!
 //! Numbers on the device are fp16 where they feed a tensor core and fp32 everywhere else (`kernels/common.cuh`).
@@ -10,6 +10,7 @@ mod backend;
 mod driver;
 mod forward;
 mod kernels;
+mod prefill;
 mod rows;
 mod step;
 mod weights;

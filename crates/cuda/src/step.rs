@@ -14,8 +14,17 @@ const CHUNK: usize = 4 * BLOCK;
 const TILE: usize = 16;
 /// A sequence with more new tokens than this is prefill.
 pub const FEW: usize = 16;
-/// Queries of one tile of prefill attention.
-const QUERIES: usize = 64;
+
+/// How work is cut up.
+#[derive(Debug, Clone, Copy)]
+pub struct Tiles {
+    /// Query heads a KV head.
+    pub group: usize,
+    /// Queries of one tile of prefill attention.
+    pub queries: usize,
+    /// Answer rows that pass over the head together, at most.
+    pub pass: usize,
+}
 
 /// Where the header keeps what. The order is that of `enum Step`.
 #[derive(Clone, Copy)]
@@ -60,15 +69,8 @@ pub struct Step {
 }
 
 impl Step {
-    /// Lays a checked batch out for a model with `group` query heads a KV head, `vocab` tokens, and passes of at most
-    /// `pass` rows over the head.
-    pub fn build(
-        &mut self,
-        batch: &Batch,
-        group: usize,
-        vocab: usize,
-        pass: usize,
-    ) -> Result<(), BackendError> {
+    /// Lays a checked batch out for a model with `vocab` tokens.
+    pub fn build(&mut self, batch: &Batch, vocab: usize, tiles: Tiles) -> Result<(), BackendError> {
         self.words.clear();
         self.words.resize(HEADER, 0);
         self.tokens = batch.tokens.len();
@@ -85,10 +87,10 @@ impl Step {
         self.place(Field::PositionAt);
         self.words.extend(&batch.positions);
         self.tables(batch);
-        self.attention(batch, group);
+        self.attention(batch, tiles);
         self.place(Field::CopyAt);
         self.words.extend(batch.copies.iter().flat_map(|&(from, to)| [from, to]));
-        self.rows(batch, vocab, pass)
+        self.rows(batch, vocab, tiles.pass)
     }
 
     fn set(&mut self, field: Field, value: usize) {
@@ -112,12 +114,12 @@ impl Step {
     }
 
     /// Work items of both attention kernels.
-    fn attention(&mut self, batch: &Batch, group: usize) {
+    fn attention(&mut self, batch: &Batch, tiles: Tiles) {
         let (mut splits, mut merges, mut flashes) = (Vec::new(), Vec::new(), Vec::new());
         self.partials = 0;
         for range in batch.offsets.windows(2) {
             let few = range[1] - range[0] <= FEW;
-            let tile = if few { TILE / group } else { QUERIES };
+            let tile = if few { TILE / tiles.group } else { tiles.queries };
             for first in (range[0]..range[1]).step_by(tile) {
                 let count = tile.min(range[1] - first);
                 let last = batch.positions[first + count - 1];
@@ -196,7 +198,7 @@ mod tests {
                 batch.push((0..count).map(Input::Token), position, &table);
             }
             let mut step = Step::default();
-            step.build(&batch, group, 1000, 8).unwrap();
+            step.build(&batch, 1000, Tiles { group, queries: 128, pass: 8 }).unwrap();
             let mut seen = vec![0; step.tokens];
             let at = field(&step, Field::SplitAt);
             for item in step.words[at..at + step.splits * 4].chunks(4) {
@@ -241,7 +243,7 @@ mod tests {
         batch.push([Input::Token(5), Input::Sampled(2)], 31, &[7, 9]);
         batch.push([Input::Token(6)], 0, &[3]);
         let mut step = Step::default();
-        step.build(&batch, 2, 100, 8).unwrap();
+        step.build(&batch, 100, Tiles { group: 2, queries: 64, pass: 8 }).unwrap();
         let word = |at: usize| step.words[at];
         let table = field(&step, Field::TableAt);
         assert_eq!(word(word(table) as usize), 7);

@@ -33,6 +33,8 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// In order of their numbers.
+    pub const ALL: [Kind; 4] = [Kind::F16, Kind::Q8_0, Kind::Q4_0, Kind::Q4_1];
     /// As kernels are named.
     pub const NAMES: [&'static str; 4] = ["F16", "Q8_0", "Q4_0", "Q4_1"];
     /// As the file's types are named.
@@ -46,6 +48,16 @@ impl Kind {
             TensorType::Q4_1 => Ok(Kind::Q4_1),
             TensorType::F32 => Err(BackendError::Unavailable("a projection in F32".into())),
         }
+    }
+
+    /// As kernels are named.
+    pub const fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
+    /// Bytes of the quants of a row.
+    pub const fn row_bytes(self, cols: usize) -> usize {
+        cols / 32 * self.block_bytes().0
     }
 
     /// Bytes of quants and of scales of a block of 32.

@@ -13,7 +13,9 @@ use std::time::Instant;
 
 use cuda::{CudaBackend, CudaModel, Options};
 use engine::conformance::{GATES, Reproducibility, Rig, Subject};
-use engine::{Backend, Batch, Input, KvConfig, KvKind, Output, Row, Sample, SamplingParams, Want};
+use engine::{
+    Answer, Backend, Batch, Input, KvConfig, KvKind, Output, Row, Sample, SamplingParams, Want,
+};
 use model::{Checkpoint, Model, Scheme};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -123,7 +125,46 @@ fn gates(name: &str, only: &str) -> Outcome<usize> {
             }
         }
     }
+    if only.is_empty() || only.split(',').any(|n| n == "mates") {
+        let differing = mates(&loaded)?;
+        failed += usize::from(differing > 0);
+        println!(
+            "{{\"model\": \"{name}\", \"gate\": \"mates\", \"holds\": {}, \"figure\": {differing}, \"bound\": 0, \"unit\": \"values that differ\"}}",
+            differing == 0
+        );
+    }
     Ok(failed)
+}
+
+/// Within a class, a token's logits do not depend on its batch mates: how many values differ between a prompt read
+/// alone and behind others, whose number changes the kernels' tiles.
+fn mates(loaded: &Arc<CudaModel>) -> Outcome<usize> {
+    let mut backend = CudaBackend::new(loaded, KvConfig { blocks: 128, kind: KvKind::Bf16 })?;
+    let mut read = |before: &[usize]| -> Outcome<Vec<Answer>> {
+        let mut batch = Batch::default();
+        let mut block = 0;
+        for &len in before.iter().chain(&[333]) {
+            let table: Vec<u32> = (block..).take(len.div_ceil(32)).collect();
+            block += table.len() as u32;
+            batch.push((0..len as u32).map(|i| Input::Token(i * 37 % 8000)), 0, &table);
+        }
+        let first = batch.tokens.len() - 333;
+        batch.rows.extend([0, 100, 332].map(|i| Row { token: first + i, want: Want::Logits }));
+        let mut output = Output::default();
+        backend.forward(&batch, &mut output)?;
+        Ok(output.answers)
+    };
+    let alone = read(&[])?;
+    let mut differing = 0;
+    for before in [&[77][..], &[300, 50, 18], &[1200, 400]] {
+        for (a, b) in alone.iter().zip(&read(before)?) {
+            let (Answer::Logits(a), Answer::Logits(b)) = (a, b) else {
+                return Err("a row without logits".into());
+            };
+            differing += a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+        }
+    }
+    Ok(differing)
 }
 
 /// Reads `key=1,2,3` out of the settings.

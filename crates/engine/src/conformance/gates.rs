@@ -22,6 +22,7 @@ pub static GATES: &[Gate] = &[
     },
     Gate { name: "batched", shows: "17 sequences at once = each alone", run: batched },
     Gate { name: "mixed", shows: "prompts beside decoding = each alone", run: mixed },
+    Gate { name: "prefill", shows: "prompts read together agree with the oracle", run: prefill },
     Gate { name: "rows", shows: "every row of a call = that row alone", run: rows },
     Gate { name: "sampling", shows: "the backend's draws = the host sampler's", run: sampling },
     Gate { name: "kv-q8_0", shows: "8-bit KV agrees with the oracle's 8-bit KV", run: kv_q8_0 },
@@ -197,6 +198,30 @@ fn mixed(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
         expected.extend(bench.evaluate(&mut [sequence], 77, 77)?);
     }
     Ok(rig.same_across_classes("1 token beside 77", &found, &expected))
+}
+
+/// Prompts of several lengths and beginnings in one call of hundreds of tokens, twice.
+fn prefill(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
+    let prompts = [(0, 290), (45, 140), (31, 33), (64, 17)]
+        .map(|(first, len)| (first, rig.tokens(first + len)));
+    let read = |bench: &mut Bench| {
+        let mut sequences: Vec<_> =
+            prompts.iter().map(|(_, tokens)| Sequence::new(tokens.clone())).collect();
+        for (sequence, (first, _)) in sequences.iter_mut().zip(&prompts) {
+            if *first > 0 {
+                bench.evaluate(&mut [sequence], *first, 1)?;
+            }
+        }
+        let mut together: Vec<&mut Sequence> = sequences.iter_mut().collect();
+        let logits = bench.evaluate(&mut together, usize::MAX, 17)?;
+        sequences.iter_mut().for_each(|sequence| sequence.release(&mut bench.pool));
+        Ok(logits)
+    };
+    let mut bench = rig.subject(1024, KvKind::Bf16)?;
+    let found = read(&mut bench)?;
+    let again = same_bits("again", &read(&mut bench)?, &found);
+    let expected = read(&mut rig.oracle(1024, KvKind::Bf16))?;
+    Ok(worse(rig.against_oracle("480 tokens", &found, &expected), again))
 }
 
 fn rows(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {

@@ -1,0 +1,200 @@
+// Causal attention of many new tokens of a sequence over its paged KV (prefill), on Hopper, for a cache of fp16 values.
+//
+// Floor: 4 x 128 operations a query head and visible (query, key) pair, over the rate of wgmma.
+// One block takes 128 queries of one head, two warpgroups 64 each; a warp of a third streams the keys and values of 128 positions, four
+// KV blocks, through two stages of each by tensor copies. The products of a tile's scores are issued before those of the values of the
+// tile before it, so that a softmax runs beside products: S(j) = Q K(j), O += P(j - 1) V(j - 1), then P(j) from S(j). Probabilities go from
+// accumulators to operand unchanged. Tiles begin at fixed positions and run upwards, so a row's sums depend neither on its batch mates
+// nor on its chunk of prefill. What lies in the cache past a sequence's end has probability 0, and is finite: the backend
+// clears the cache once, and `rope` appends no infinity.
+// q, out fp16 [tokens][heads][128]; maps: q in boxes of 128 tokens, the cache in boxes of 32 head rows, 64 columns each.
+// Grid: (heads, flashes); items come longest first. 384 threads.
+#include "cache.cuh"
+#include "hopper.cuh"
+
+constexpr int QUERIES = 128, KEYS = 128;
+constexpr int HALF = KEYS * 128;  // bytes of 64 of d of a tile of queries, keys or values
+constexpr int TILE = 2 * HALF;
+constexpr int STAGES = 2;
+static_assert(QUERIES == KEYS);  // TILE is of either
+
+#if HOPPER
+
+struct Barriers {
+    uint64_t queries, keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
+};
+
+// Lanes 0..7 copy a half of a KV block each.
+__device__ __forceinline__ void produce(const CUtensorMap* keys, const CUtensorMap* values, const int* table, int blocks, int rounds, int kv,
+                                        uint32_t tiles, Barriers& barriers, int lane) {
+    int part = lane / 2 % 4, half = lane % 2;
+    uint32_t to = tiles + half * HALF + part * (BLOCK * 128);
+    int next = table[min(part, blocks - 1)];
+    for (int round = 0; round < rounds; round++) {
+        int row = int(cache_row(next, kv)), stage = round % STAGES;
+        next = table[min((round + 1) * (KEYS / BLOCK) + part, blocks - 1)];
+        auto copy = [&](uint32_t to, const CUtensorMap* map, uint64_t* full, uint64_t* empty) {
+            uint32_t barrier = shared_address(full + stage);
+            if (round >= STAGES) barrier_wait(shared_address(empty + stage), (round / STAGES - 1) & 1);
+            if (lane == 0) barrier_expect(barrier, TILE);
+            __syncwarp();
+            if (lane < 8) copy_box(to + stage * TILE, map, half * 64, row, barrier);
+        };
+        copy(to, keys, barriers.keys_full, barriers.keys_empty);
+        copy(to + STAGES * TILE, values, barriers.values_full, barriers.values_empty);
+    }
+}
+
+__device__ __forceinline__ float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// 64 queries; `first` is the position of the first, rows g and g + 8 of each warp's 16 are this thread's.
+__device__ __forceinline__ void consume(uint32_t queries, uint32_t keys, uint32_t values, Barriers& barriers, int first, int rounds, float (&o)[64],
+                                        float (&total)[2]) {
+    constexpr float SCALE = 0.08838834764831845f * 1.4426950408889634f;  // exp(x / sqrt(128)) as a power of two
+    int tid = threadIdx.x % 128, t = tid % 4, row = first + tid / 32 * 16 + tid % 32 / 4;
+    float s[64], highest[2] = {-INFINITY, -INFINITY}, decay[2];
+    uint32_t p[8][4];
+
+    auto score = [&](int round) {
+        int stage = round % STAGES;
+        barrier_wait(shared_address(barriers.keys_full + stage), round / STAGES & 1);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            wgmma<KEYS>(s, operand(queries + i / 4 * HALF) + i % 4 * 2, operand(keys + stage * TILE + i / 4 * HALF) + i % 4 * 2, i > 0);
+        wgmma_commit();
+    };
+    // Values lie with d contiguous: 64 of d a piece of HALF bytes, 8 keys a kilobyte.
+    auto gather = [&](int round) {
+        int stage = round % STAGES;
+        barrier_wait(shared_address(barriers.values_full + stage), round / STAGES & 1);
+        uint64_t v = uint64_t(((values + stage * TILE) & 0x3ffff) >> 4) | uint64_t(HALF >> 4) << 16 | 64ull << 32 | 1ull << 62;
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 8; i++) wgmma<HEAD, true>(o, p[i], v + i * 128, round > 0 || i > 0);
+        wgmma_commit();
+    };
+    auto leave = [&](uint64_t* empty, int round) {
+        if (tid == 0) barrier_arrive(shared_address(empty + round % STAGES));
+    };
+    auto soften = [&](int round) {  // scores to probabilities
+        if ((round + 1) * KEYS > first + 1) {  // some key may come after some query
+#pragma unroll
+            for (int i = 0; i < 64; i++)
+                if (round * KEYS + i / 4 * 8 + 2 * t + i % 2 > row + i / 2 % 2 * 8) s[i] = -INFINITY;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float top = highest[r];
+#pragma unroll
+            for (int j = 0; j < 16; j++) top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            // Key 0 is visible to every row, so the maxima are finite from the first round on.
+            decay[r] = power((highest[r] - top) * SCALE);
+            highest[r] = top;
+            float offset = top * SCALE, sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+#pragma unroll
+                for (int i = 4 * j + 2 * r; i < 4 * j + 2 * r + 2; i++) sum += s[i] = power(fmaf(s[i], SCALE, -offset));
+            }
+            total[r] = total[r] * decay[r] + sum;
+        }
+    };
+    auto hand_over = [&] {
+#pragma unroll
+        for (int i = 0; i < 32; i++) p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
+    };
+
+    score(0);
+    wgmma_wait<0>();
+    settled(s);
+    leave(barriers.keys_empty, 0);
+    soften(0);
+    hand_over();
+    for (int round = 1; round < rounds; round++) {
+        score(round);
+        gather(round - 1);
+        wgmma_wait<1>();
+        settled(s);
+        leave(barriers.keys_empty, round);
+        soften(round);
+        wgmma_wait<0>();
+        settled(o);
+        leave(barriers.values_empty, round - 1);
+#pragma unroll
+        for (int i = 0; i < 64; i++) o[i] *= decay[i / 2 % 2];
+        hand_over();
+    }
+    gather(rounds - 1);
+    wgmma_wait<0>();
+    settled(o);
+}
+
+__device__ __forceinline__ void attend(const CUtensorMap* q, const CUtensorMap* keys, const CUtensorMap* values, __half* out, const int* step,
+                                       int heads) {
+    extern __shared__ uint8_t dynamic[];
+    __shared__ __align__(8) Barriers barriers;
+    uint32_t queries = (shared_address(dynamic) + 1023) & ~1023u, tiles = queries + TILE;
+    if (threadIdx.x == 0) {
+        barrier_init(shared_address(&barriers.queries), 1);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(shared_address(barriers.keys_full + i), 1), barrier_init(shared_address(barriers.keys_empty + i), 2);
+            barrier_init(shared_address(barriers.values_full + i), 1), barrier_init(shared_address(barriers.values_empty + i), 2);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    release();
+    depend();
+    const int* item = step + step[FLASH_AT] + blockIdx.y * 2;
+    int token0 = item[0], count = item[1], head = blockIdx.x;
+    int position0 = step[step[POSITION_AT] + token0], end = position0 + count;
+    int blocks = (end - 1) / BLOCK + 1, rounds = (end - 1) / KEYS + 1;
+    int group = threadIdx.x / 128, tid = threadIdx.x % 128;
+
+    if (group == 2) {
+        fewer_registers<32>();
+        if (tid >= 32) return;
+        asm volatile("fence.proxy.async;" ::: "memory");
+        if (tid == 0) {
+            barrier_expect(shared_address(&barriers.queries), TILE);
+            for (int half = 0; half < 2; half++)
+                copy_box(queries + half * HALF, q, head * HEAD + half * 64, token0, shared_address(&barriers.queries));
+        }
+        const int* table = step + step[step[TABLE_AT] + token0];
+        produce(keys, values, table, blocks, rounds, head / (heads / KV_HEADS), tiles, barriers, tid);
+        return;
+    }
+    more_registers<240>();
+    barrier_wait(shared_address(&barriers.queries), 0);
+    float o[64], total[2] = {};
+    consume(queries + group * (64 * 128), tiles, tiles + STAGES * TILE, barriers, position0 + group * 64, rounds, o, total);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        total[r] += __shfl_xor_sync(0xffffffffu, total[r], 1);
+        total[r] += __shfl_xor_sync(0xffffffffu, total[r], 2);
+        int token = group * 64 + tid / 32 * 16 + tid % 32 / 4 + r * 8;
+        if (token >= count) continue;
+        float factor = 1.0f / total[r];
+        __half* to = out + (size_t(token0 + token) * heads + head) * HEAD + tid % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            *reinterpret_cast<uint32_t*>(to + j * 8) = pack(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
+    }
+}
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+    attend_tiles(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap keys, const __grid_constant__ CUtensorMap values,
+                 __half* out, const int* step, int heads) {
+#if HOPPER
+    attend(&q, &keys, &values, out, step, heads);
+#endif
+}

@@ -1,0 +1,351 @@
+// Projection of many tokens on Hopper (prefill): Y = X W^T, X fp16 [tokens][cols], W any type [rows][cols].
+//
+// Floor: 2 tokens rows cols operations over the rate of wgmma.
+// The weights are the M side, so that quantised ones can be its operand in registers. A cluster of two blocks computes 256 weight rows x
+// WIDTH tokens: each block 128 rows of its own, two warpgroups 64 each, over tokens that both share. One thread a block streams its
+// weights, and half of the tokens to both blocks, through a ring of stages of 64 columns, across tiles. fp16 weights are read by wgmma
+// where they land; quantised ones are expanded to fp16 in registers, one stage ahead of the products.
+// Sums leave through shared memory as boxes of a tensor, asynchronously, and so does the addition to the residual stream, which
+// the L2 cache performs: an element gets one addition a launch. k runs upwards in steps of 16 for every width: a token's sum depends
+// on nothing but its activations.
+// Grid: an even number of blocks, at most one a multiprocessor; 384 threads. rows % 128 = 0, cols % 256 = 0.
+#pragma once
+
+#include "cluster.cuh"
+#include "epilogue.cuh"
+#include "weights.cuh"
+
+constexpr int TILE_ROWS = 128;  // weight rows of a block's tile
+constexpr int DEPTH = 64;       // columns of a stage
+constexpr int STAGING = 32768;  // bytes of sums on their way out, half of them a warpgroup's
+constexpr int PIECE = 32;       // tokens that leave at once, where sums are fp32
+
+struct Shape {
+    const __half* scales;
+    float factor;
+    int tokens, rows, cols;
+};
+
+struct Maps {
+    CUtensorMap weights;  // quants in boxes of 128 rows, 64 columns
+    CUtensorMap x;        // in boxes of WIDTH / 2 tokens, 64 columns
+    CUtensorMap out;      // fp32: 32 tokens, 32 rows; SwiGLU: fp16, WIDTH tokens, 32 products
+};
+
+#if HOPPER
+
+template <int WIDTH, Type T>
+struct Ring {
+    static constexpr int WEIGHT_ROW = DEPTH * 16 / Layout<T>::PER16;  // bytes
+    static constexpr int WEIGHTS = TILE_ROWS * WEIGHT_ROW;
+    static constexpr int STAGE = WEIGHTS + WIDTH * DEPTH * 2;
+    static constexpr int ROOM = (232448 - 2048 - STAGING) / STAGE;
+    static constexpr int STAGES = ROOM < 8 ? ROOM : 8;
+};
+
+// The tiles of a cluster, tokens fastest: clusters at work share weights.
+struct Tiles {
+    int token_tiles, count, next;
+
+    __device__ __forceinline__ Tiles(const Shape& s, int width) {
+        token_tiles = (s.tokens + width - 1) / width;
+        count = (s.rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * token_tiles;
+        next = blockIdx.x / 2;
+    }
+
+    // First weight row of this block and first token of the tile.
+    __device__ __forceinline__ bool take(int width, int& row0, int& token0) {
+        if (next >= count) return false;
+        row0 = (next / token_tiles * 2 + cluster_rank()) * TILE_ROWS;
+        token0 = next % token_tiles * width;
+        next += gridDim.x / 2;
+        return true;
+    }
+};
+
+template <int WIDTH, Type T>
+__device__ __forceinline__ void produce(const Maps& maps, const Shape& s, uint32_t ring, uint32_t full, uint32_t empty) {
+    using R = Ring<WIDTH, T>;
+    uint32_t rank = cluster_rank();
+    Tiles tiles(s, WIDTH);
+    int row0, token0, stage = 0, steps = s.cols / DEPTH;
+    uint32_t parity = 1;
+    bool first = true;
+    while (tiles.take(WIDTH, row0, token0)) {
+        for (int k = 0; k < steps; k++) {
+            uint32_t to = ring + stage * R::STAGE, barrier = full + stage * 8;
+            barrier_wait(empty + stage * 8, parity);
+            barrier_expect(barrier, R::STAGE);
+            copy_box(to, &maps.weights, k * R::WEIGHT_ROW / (T == F16 ? 2 : 1), row0, barrier);
+            if (first) {  // the activations are another kernel's
+                depend();
+                asm volatile("fence.proxy.async;" ::: "memory");
+                first = false;
+            }
+            copy_box_to_both(to + R::WEIGHTS + rank * (WIDTH / 2 * DEPTH * 2), &maps.x, k * DEPTH, token0 + rank * (WIDTH / 2), barrier);
+            if (++stage == R::STAGES) stage = 0, parity ^= 1;
+        }
+    }
+}
+
+__device__ __forceinline__ uint32_t load_shared_half(uint32_t address) {
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+    return v;
+}
+
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+    return v;
+}
+
+// This thread's part of 64 quantised columns of a warpgroup's 64 rows, as wgmma's A: rows g and g + 8 of a warp's 16.
+template <Type T>
+struct Expander {
+    const uint32_t* scales;  // of row g, a word a step; two for Q4_1
+    int below;               // words to row g + 8
+    uint32_t next[2][T == Q4_1 ? 2 : 1];
+
+    __device__ __forceinline__ void fetch(int step) {
+        constexpr int WORDS = T == Q4_1 ? 2 : 1;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int i = 0; i < WORDS; i++) next[r][i] = __ldg(scales + r * below + step * WORDS + i);
+        }
+    }
+
+    __device__ __forceinline__ void start(const Shape& s, int row) {
+        constexpr int WORDS = T == Q4_1 ? 2 : 1;
+        int words = s.cols / DEPTH * WORDS;
+        row = min(row, s.rows - TILE_ROWS / 2 + row % 64);  // the second block's tile may lie outside
+        scales = reinterpret_cast<const uint32_t*>(s.scales) + size_t(row) * words;
+        below = 8 * words;
+        fetch(0);
+    }
+
+    // Expands the stage whose weights of this warpgroup begin at `from`; fetches the scales of step `after`.
+    __device__ __forceinline__ void expand(uint32_t from, int row, int t, int after, uint32_t (&a)[4][4]) {
+        Scale scale[2][2];  // [row][block of 32]
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if constexpr (T == Q4_1) {
+#pragma unroll
+                for (int b = 0; b < 2; b++) {
+                    __half2 both = halves(next[r][b]);
+                    scale[r][b] = {__low2half2(both), __high2half2(both)};
+                }
+            } else {
+                __half2 both = halves(next[r][0]);
+                scale[r][0].scale = __low2half2(both);
+                scale[r][1].scale = __high2half2(both);
+            }
+        }
+        fetch(after);
+        if constexpr (T == Q8_0) {
+            const __half2 offset = __float2half2_rn(1152.0f);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                uint32_t at = from + (row + r * 8) * 64 + 2 * t;
+#pragma unroll
+                for (int i = 0; i < 8; i++) {  // eight columns; pieces of 16 bytes lie swizzled
+                    uint32_t pair = load_shared_half(at + ((i / 2 ^ (row >> 1 & 3)) << 4) + i % 2 * 8);
+                    __half2 q = __hsub2(halves(__byte_perm(pair, 0x64646464, 0x4140)), offset);
+                    a[i / 2][i % 2 * 2 + r] = bits(__hmul2(q, scale[r][i / 4].scale));
+                }
+            }
+        } else {
+            const __half2 offset = __float2half2_rn(T == Q4_0 ? 1032.0f : 1024.0f);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+#pragma unroll
+                for (int b = 0; b < 2; b++) {
+                    uint4 v = load_shared(from + (row + r * 8) * 32 + b * 16);
+                    uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        __half2 q = __hsub2(halves(((word[i] >> (4 * t)) & 0x000f000f) | 0x64006400), offset);
+                        a[b * 2 + i / 2][i % 2 * 2 + r] =
+                            bits(T == Q4_0 ? __hmul2(q, scale[r][b].scale) : __hfma2(q, scale[r][b].scale, scale[r][b].minimum));
+                    }
+                }
+            }
+        }
+    }
+};
+
+// Hands a warpgroup's sums to the copy engine. Lane (g, t) of warp w: sum[4 j + c] is row 16 w + g + 8 (c / 2), token 8 j + 2 t + c % 2.
+template <int WIDTH, Epilogue E>
+__device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, const float (&sum)[WIDTH / 2], uint32_t staging, int row0, int token0) {
+    int group = threadIdx.x / 128, tid = threadIdx.x % 128, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    auto meet = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
+    if constexpr (E == SWIGLU) {
+        // [token][32 products]: the piece of warp w is its eight products, of 64 bytes with their swizzle.
+        if (tid == 0) boxes_read<0>();
+        meet();
+#pragma unroll
+        for (int q = 0; q < WIDTH / 32; q++) {
+            uint32_t y[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int at = (q * 4 + i) * 4;
+                y[i] = pack(swiglu(sum[at], sum[at + 2]), swiglu(sum[at + 1], sum[at + 3]));
+            }
+            int token = q * 32 + lane;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                             staging + token * 64 + ((warp ^ (token >> 1 & 3)) << 4)),
+                         "r"(y[0]), "r"(y[1]), "r"(y[2]), "r"(y[3])
+                         : "memory");
+        }
+        shared_written();
+        meet();
+        if (tid == 0) {
+            store_box(&maps.out, (row0 + group * 64) / 2, token0, staging);
+            boxes_commit();
+        }
+    } else {
+        // Two buffers of [2][32 tokens][32 rows], of 128 bytes with their swizzle.
+#pragma unroll
+        for (int p = 0; p < WIDTH / PIECE; p++) {
+            if (token0 + p * PIECE >= s.tokens) break;
+            uint32_t buffer = staging + p % 2 * (STAGING / 4);
+            if (tid == 0) boxes_read<1>();
+            meet();
+#pragma unroll
+            for (int i = 0; i < PIECE / 2; i++) {
+                int c = i % 4, token = i / 4 * 8 + 2 * t + c % 2, piece = warp % 2 * 4 + c / 2 * 2 + g / 4;
+                float y = sum[p * (PIECE / 2) + i];
+                if constexpr (E == RESIDUAL) y *= s.factor;
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(buffer + warp / 2 * (STAGING / 8) + token * 128 + ((piece ^ (token & 7)) << 4) + g % 4 * 4),
+                             "f"(y)
+                             : "memory");
+            }
+            shared_written();
+            meet();
+            if (tid == 0) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    int row = row0 + group * 64 + half * 32, token = token0 + p * PIECE;
+                    uint32_t from = buffer + half * (STAGING / 8);
+                    if constexpr (E == RESIDUAL) add_box(&maps.out, row, token, from);
+                    else store_box(&maps.out, row, token, from);
+                }
+                boxes_commit();
+            }
+        }
+    }
+}
+
+template <int WIDTH, Type T, Epilogue E>
+__device__ __forceinline__ void consume(const Maps& maps, const Shape& s, uint32_t ring, uint32_t staging, uint32_t full, uint32_t empty) {
+    using R = Ring<WIDTH, T>;
+    int group = threadIdx.x / 128, tid = threadIdx.x % 128;
+    int steps = s.cols / DEPTH, stage = 0, row0, token0;
+    uint32_t parity = 0, own = group * (R::WEIGHTS / 2);
+    Tiles tiles(s, WIDTH);
+    auto leave = [&](int stage) {  // to both blocks, since both fill it
+        if (tid < 2) barrier_arrive_in(empty + stage * 8, tid);
+    };
+    auto advance = [&] {
+        if (++stage == R::STAGES) stage = 0, parity ^= 1;
+    };
+    float sum[WIDTH / 2];
+    bool first = true;
+    while (tiles.take(WIDTH, row0, token0)) {
+        int before = 0;
+        if constexpr (T == F16) {
+            for (int k = 0; k < steps; k++) {
+                barrier_wait(full + stage * 8, parity);
+                uint64_t a = operand(ring + stage * R::STAGE + own), b = operand(ring + stage * R::STAGE + R::WEIGHTS);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < DEPTH / 16; i++) wgmma<WIDTH>(sum, a + i * 2, b + i * 2, k > 0 || i > 0);
+                wgmma_commit();
+                // The stage before this one is read: its products are done when at most this one's are pending.
+                wgmma_wait<1>();
+                if (k > 0) leave(before);
+                before = stage;
+                advance();
+            }
+        } else {
+            int row = tid / 32 * 16 + tid % 32 / 4, t = tid % 4;
+            Expander<T> expander;
+            expander.start(s, row0 + group * 64 + row);
+            uint32_t a[2][4][4];
+            auto expand = [&](int k, uint32_t (&to)[4][4]) {
+                barrier_wait(full + stage * 8, parity);
+                expander.expand(ring + stage * R::STAGE + own, row, t, min(k + 1, steps - 1), to);
+            };
+            auto multiply = [&](int k, uint32_t (&from)[4][4]) {
+                uint64_t b = operand(ring + stage * R::STAGE + R::WEIGHTS);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < DEPTH / 16; i++) wgmma<WIDTH>(sum, from[i], b + i * 2, k > 0 || i > 0);
+                wgmma_commit();
+                wgmma_wait<1>();  // the step before this one
+                if (k > 0) leave(before);
+                before = stage;
+                advance();
+            };
+            expand(0, a[0]);
+            for (int k = 0; k < steps; k += 2) {  // an even number: cols % 256 = 0
+                multiply(k, a[0]);
+                expand(k + 1, a[1]);
+                multiply(k + 1, a[1]);
+                if (k + 2 < steps) expand(k + 2, a[0]);
+            }
+        }
+        wgmma_wait<0>();
+        settled(sum);
+        leave(before);
+        if (first) {  // what is written may still be read, or written, by the kernels before
+            depend();
+            asm volatile("fence.proxy.async;" ::: "memory");
+            first = false;
+        }
+        finish_tile<WIDTH, E>(maps, s, sum, staging, row0, token0);
+    }
+    if (tid == 0) boxes_written();
+}
+
+template <int WIDTH, Type T, Epilogue E>
+__device__ __forceinline__ void project(const Maps& maps, const Shape& s) {
+    using R = Ring<WIDTH, T>;
+    extern __shared__ uint8_t dynamic[];
+    __shared__ __align__(8) uint64_t barriers[2 * R::STAGES];
+    uint32_t ring = (shared_address(dynamic) + 1023) & ~1023u, staging = ring + R::STAGES * R::STAGE;
+    uint32_t full = shared_address(barriers), empty = full + R::STAGES * 8;
+    if (threadIdx.x == 0) {
+        // Free are stages that two warpgroups of two blocks have read.
+        for (int i = 0; i < R::STAGES; i++) barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, 4);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    cluster_sync();
+    release();
+    int group = threadIdx.x / 128;
+    if (group == 2) {
+        fewer_registers<40>();
+        if (threadIdx.x == 256) produce<WIDTH, T>(maps, s, ring, full, empty);
+    } else {
+        more_registers<232>();
+        consume<WIDTH, T, E>(maps, s, ring, staging + group * (STAGING / 2), full, empty);
+    }
+    __syncwarp();
+    cluster_sync();  // nobody leaves while the other block still writes to it
+}
+
+#endif
+
+#define KERNEL(type, width, epilogue)                                                                                       \
+    extern "C" __global__ void CLUSTER_OF_TWO __launch_bounds__(384, 1)                                                     \
+        project_tiles_##type##_##width##_##epilogue(const __grid_constant__ Maps maps, const __grid_constant__ Shape s) {   \
+        RUN(type, width, epilogue)                                                                                          \
+    }
+#if HOPPER
+#define RUN(type, width, epilogue) project<width, type, epilogue>(maps, s);
+#else
+#define RUN(type, width, epilogue)
+#endif
+#define EPILOGUES(type, width) KERNEL(type, width, STORE) KERNEL(type, width, RESIDUAL) KERNEL(type, width, SWIGLU)
+#define WIDTHS(type) EPILOGUES(type, 96) EPILOGUES(type, 128) EPILOGUES(type, 160) EPILOGUES(type, 256)

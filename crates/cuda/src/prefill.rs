@@ -1,0 +1,206 @@
+//! Prefill on Hopper: how `kernels/project_tiles.cuh` and `kernels/attend_tiles.cu` are launched, whose operands arrive
+//! and leave as boxes of tensors.
+
+use std::ffi::c_void;
+
+use engine::{BackendError, KvKind};
+use model::{HEAD_DIM, KV_HEADS};
+
+use crate::driver::{Context, Element, Function, Stream, TensorMap};
+use crate::kernels::{Cache, Epilogue, each, launch};
+use crate::weights::{Kind, Projection};
+
+type Result<T> = std::result::Result<T, BackendError>;
+
+/// Tokens of a projection from which on it is this class's.
+pub const MANY: usize = 257;
+/// Queries of one tile of attention.
+pub const QUERIES: usize = 128;
+/// Tokens of one tile of a projection.
+const WIDTHS: [usize; 4] = [96, 128, 160, 256];
+/// Weight rows of a block's tile.
+const ROWS: usize = 128;
+/// Columns of a stage.
+const DEPTH: usize = 64;
+/// Bytes of sums on their way out.
+const STAGING: usize = 32 << 10;
+/// Dynamic shared memory of attention: queries, two tiles of keys and two of values, and their alignment.
+const ATTEND_SHARED: u32 = 5 * (32 << 10) + 1024;
+
+/// The kernels.
+pub struct Prefill {
+    /// By type of weights, width and epilogue.
+    project: [[[Function; 3]; WIDTHS.len()]; 4],
+    /// For a cache of fp16 values.
+    attend: Option<Function>,
+    multiprocessors: usize,
+}
+
+/// What `project_tiles` takes beside its tensor maps.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Shape {
+    scales: u64,
+    factor: f32,
+    tokens: i32,
+    rows: i32,
+    cols: i32,
+}
+
+/// The tensor maps that it takes.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Maps {
+    weights: TensorMap,
+    x: TensorMap,
+    out: TensorMap,
+}
+
+impl Prefill {
+    /// Finds the kernels, where the device has them.
+    pub fn load(
+        context: &Context,
+        kv: KvKind,
+        find: impl Fn(&str, &str) -> Result<Function>,
+    ) -> Result<Option<Self>> {
+        if context.device.capability != (9, 0) {
+            return Ok(None);
+        }
+        let project = each(|kind| {
+            let source = format!("project_tiles_{}", Kind::NAMES[kind].to_lowercase());
+            each(|width| {
+                each(|epilogue| {
+                    let (kind, tokens) = (Kind::ALL[kind], WIDTHS[width]);
+                    let name = Epilogue::NAMES[epilogue];
+                    let name = format!("project_tiles_{}_{tokens}_{name}", kind.name());
+                    let function = find(&source, &name)?;
+                    function.allow_shared(shared(kind, tokens))?;
+                    Ok(function)
+                })
+            })
+        })?;
+        let attend = match kv {
+            KvKind::Bf16 => {
+                let function = find("attend_tiles", "attend_tiles")?;
+                function.allow_shared(ATTEND_SHARED)?;
+                Some(function)
+            }
+            KvKind::Q8_0 => None,
+        };
+        let multiprocessors = context.device.multiprocessors as usize;
+        Ok(Some(Prefill { project, attend, multiprocessors }))
+    }
+
+    /// Whether attention is this class's, for this cache.
+    pub fn attends(&self) -> bool {
+        self.attend.is_some()
+    }
+
+    /// `out` = `x` W^T for exactly `tokens` tokens.
+    pub fn project(
+        &self,
+        stream: &Stream,
+        w: &Projection,
+        x: u64,
+        out: u64,
+        tokens: usize,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        let clusters = self.multiprocessors / 2;
+        let pairs = w.rows.div_ceil(2 * ROWS);
+        let index = width(pairs, tokens, clusters);
+        let width = WIDTHS[index];
+        let row_bytes = w.kind.row_bytes(w.cols);
+        let maps = Maps {
+            weights: match w.kind {
+                Kind::F16 => TensorMap::new(w.quants, w.rows, w.cols, ROWS)?,
+                _ => {
+                    let part = [ROWS, w.kind.row_bytes(DEPTH)];
+                    TensorMap::boxes(w.quants, Element::U8, [w.rows, row_bytes], part)?
+                }
+            },
+            x: TensorMap::new(x, tokens, w.cols, width / 2)?,
+            out: match epilogue {
+                Epilogue::SwiGlu => {
+                    TensorMap::boxes(out, Element::F16, [tokens, w.rows / 2], [width, 32])?
+                }
+                _ => TensorMap::boxes(out, Element::F32, [tokens, w.rows], [32, 32])?,
+            },
+        };
+        let shape = Shape {
+            scales: w.scales,
+            factor: epilogue.factor(),
+            tokens: tokens as i32,
+            rows: w.rows as i32,
+            cols: w.cols as i32,
+        };
+        let function = self.project[w.kind as usize][index][epilogue.index()];
+        let grid = [2 * clusters.min(pairs * tokens.div_ceil(width)) as u32, 1, 1];
+        launch!(stream, function, grid, 384, shared(w.kind, width), [maps, shape])
+    }
+
+    /// Attention of the sequences with many new tokens, `flashes` tiles of queries in all, over a cache of `cache_rows`
+    /// head rows a layer; false if this class does not know the cache.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    pub fn attend(
+        &self,
+        stream: &Stream,
+        step: u64,
+        flashes: usize,
+        tokens: usize,
+        q: u64,
+        (keys, values): (Cache, Cache),
+        cache_rows: usize,
+        out: u64,
+        heads: usize,
+    ) -> Result<()> {
+        let Some(function) = self.attend else {
+            return Err(BackendError::Device("attend_tiles reads fp16 values only".into()));
+        };
+        let q = TensorMap::new(q, tokens, heads * HEAD_DIM, QUERIES)?;
+        let block = engine::batch::BLOCK;
+        let keys = TensorMap::new(keys.values, cache_rows, HEAD_DIM, block)?;
+        let values = TensorMap::new(values.values, cache_rows, HEAD_DIM, block)?;
+        let grid = [heads as u32, flashes as u32, 1];
+        debug_assert!(heads.is_multiple_of(KV_HEADS));
+        let heads = heads as i32;
+        launch!(stream, function, grid, 384, ATTEND_SHARED, [q, keys, values, out, step, heads])
+    }
+}
+
+/// Dynamic shared memory of `project_tiles`, as its `Ring` counts it.
+const fn shared(kind: Kind, width: usize) -> u32 {
+    let stage = ROWS * kind.row_bytes(DEPTH) + width * DEPTH * 2;
+    let room = (232_448 - 2048 - STAGING) / stage;
+    let stages = if room < 8 { room } else { 8 };
+    (1024 + stages * stage + STAGING) as u32
+}
+
+/// Which width takes the least time: rounds of the device's clusters, each as long as its width and what a tile costs
+/// beside its products. All widths give the same sums.
+fn width(pairs: usize, tokens: usize, clusters: usize) -> usize {
+    let cost = |width: usize| (pairs * tokens.div_ceil(width)).div_ceil(clusters) * (width + 16);
+    (0..WIDTHS.len()).min_by_key(|&i| (cost(WIDTHS[i]), WIDTHS.len() - i)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel's `Ring` reserves fits a multiprocessor's 227 KB with the barriers.
+    #[test]
+    fn rings_fit_a_multiprocessor() {
+        for kind in Kind::ALL {
+            for width in WIDTHS {
+                assert!(shared(kind, width) as usize + 1024 <= 232_448, "{kind:?} {width}");
+            }
+        }
+    }
+
+    /// The matrices of the 4B model at 2,048 tokens on 66 clusters.
+    #[test]
+    fn widths_fill_the_device() {
+        let chosen = [6144, 2560, 19_456].map(|rows| WIDTHS[width(rows / 256, 2048, 66)]);
+        assert_eq!(chosen, [256, 160, 160]);
+    }
+}
