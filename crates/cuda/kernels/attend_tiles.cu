@@ -1,16 +1,18 @@
-// Causal attention of many new tokens of a sequence over its paged KV (prefill), on Hopper, for a cache of fp16 values.
+// Causal attention of many new tokens of a sequence over its paged KV (prefill), on Hopper.
 //
 // Floor: 4 x 128 operations a query head and visible (query, key) pair, over the rate of wgmma.
-// One block takes 128 queries of one head, two warpgroups 64 each; a warp of a third streams the keys and values of 128 positions, four
-// KV blocks, through two stages of each by tensor copies. The products of a tile's scores are issued before those of the values of the
+// One block takes 128 queries of one head, two warpgroups 64 each; a third streams the keys and values of 128 positions, four
+// KV blocks, through two stages of each: fp16 by tensor copies, bytes by plain ones that it then expands with their scales. The products of a tile's scores are issued before those of the values of the
 // tile before it, so that a softmax runs beside products: S(j) = Q K(j), O += P(j - 1) V(j - 1), then P(j) from S(j). Probabilities go from
 // accumulators to operand unchanged. Tiles begin at fixed positions and run upwards, so a row's sums depend neither on its batch mates
 // nor on its chunk of prefill. What lies in the cache past a sequence's end has probability 0, and is finite: the backend
 // clears the cache once, and `rope` appends no infinity.
 // q, out fp16 [tokens][heads][128]; maps: q in boxes of 128 tokens, the cache in boxes of 32 head rows, 64 columns each.
-// Grid: (heads, flashes); items come longest first. 384 threads.
+// Grid: (heads, flashes); items come longest first. 384 threads. Dynamic shared memory: 161 KB, for bytes 33 KB more.
 #include "cache.cuh"
 #include "hopper.cuh"
+
+#if HOPPER
 
 constexpr int QUERIES = 128, KEYS = 128;
 constexpr int HALF = KEYS * 128;  // bytes of 64 of d of a tile of queries, keys or values
@@ -18,10 +20,8 @@ constexpr int TILE = 2 * HALF;
 constexpr int STAGES = 2;
 static_assert(QUERIES == KEYS);  // TILE is of either
 
-#if HOPPER
-
 struct Barriers {
-    uint64_t queries, keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
+    uint64_t raw[2], queries, keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
 };
 
 // Lanes 0..7 copy a half of a KV block each.
@@ -42,6 +42,70 @@ __device__ __forceinline__ void produce(const CUtensorMap* keys, const CUtensorM
         };
         copy(to, keys, barriers.keys_full, barriers.keys_empty);
         copy(to + STAGES * TILE, values, barriers.values_full, barriers.values_empty);
+    }
+}
+
+// Bytes as they come: keys or values of a tile, then their scales.
+constexpr int RAW = KEYS * HEAD, RAW_SCALES = KEYS * 4;
+
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+// Threads 0..3 fetch a KV block each, all 128 expand: a thread 16 bytes of every sixteenth key.
+__device__ __forceinline__ void produce_from_bytes(const Cache& keys, const Cache& values, const int* table, int blocks, int rounds, int kv, int end,
+                                                   uint32_t tiles, uint8_t* raw, Barriers& barriers, int tid) {
+    auto fetch = [&](int operand, int round) {
+        if (tid >= 32 || round >= rounds) return;
+        uint32_t barrier = shared_address(barriers.raw + operand);
+        if (tid == 0) barrier_expect(barrier, RAW + RAW_SCALES);
+        __syncwarp();
+        if (tid >= KEYS / BLOCK) return;
+        const Cache& cache = operand == 0 ? keys : values;
+        size_t row = cache_row(table[min(round * (KEYS / BLOCK) + tid, blocks - 1)], kv);
+        uint32_t to = shared_address(raw) + operand * (RAW + RAW_SCALES);
+        copy_bytes(to + tid * (BLOCK * HEAD), cache.values + row * HEAD, BLOCK * HEAD, barrier);
+        copy_bytes(to + RAW + tid * (BLOCK * 4), cache.scales + row, BLOCK * 4, barrier);
+    };
+    fetch(0, 0);
+    fetch(1, 0);
+    int piece = tid % 8;
+    for (int round = 0; round < rounds; round++) {
+        int stage = round % STAGES;
+        auto expand = [&](int operand, uint64_t* full, uint64_t* empty) {
+            const uint8_t* from = raw + operand * (RAW + RAW_SCALES);
+            uint32_t to = tiles + (operand * STAGES + stage) * TILE + piece / 4 * HALF;
+            barrier_wait(shared_address(barriers.raw + operand), round & 1);
+            if (round >= STAGES) barrier_wait(shared_address(empty + stage), (round / STAGES - 1) & 1);
+#pragma unroll
+            for (int i = 0; i < KEYS / 16; i++) {
+                int key = i * 16 + tid / 8;
+                uint4 v = reinterpret_cast<const uint4*>(from)[key * (HEAD / 16) + piece];
+                // What lies past the end may have a scale that is not finite.
+                float scale = reinterpret_cast<const float*>(from + RAW)[key];
+                __half2 factor = __float2half2_rn(round * KEYS + key < end ? scale : 0.0f);
+                uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    uint32_t out[4];
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        uint2 pair = widen(word[half * 2 + j]);
+                        __half2 low = __hmul2(*reinterpret_cast<__half2*>(&pair.x), factor), high = __hmul2(*reinterpret_cast<__half2*>(&pair.y), factor);
+                        out[j * 2] = *reinterpret_cast<uint32_t*>(&low), out[j * 2 + 1] = *reinterpret_cast<uint32_t*>(&high);
+                    }
+                    uint32_t at = to + key * 128 + (((piece % 4 * 2 + half) ^ (key & 7)) << 4);
+                    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3]) : "memory");
+                }
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            barrier_arrive(shared_address(full + stage));
+            asm volatile("bar.sync 1, 128;" ::: "memory");  // all have read what the next copies overwrite
+            fetch(operand, round + 1);
+        };
+        expand(0, barriers.keys_full, barriers.keys_empty);
+        expand(1, barriers.values_full, barriers.values_empty);
     }
 }
 
@@ -136,16 +200,19 @@ __device__ __forceinline__ void consume(uint32_t queries, uint32_t keys, uint32_
     settled(o);
 }
 
-__device__ __forceinline__ void attend(const CUtensorMap* q, const CUtensorMap* keys, const CUtensorMap* values, __half* out, const int* step,
-                                       int heads) {
+template <Kv KIND>
+__device__ __forceinline__ void attend(const CUtensorMap* q, const CUtensorMap* key_map, const CUtensorMap* value_map, const Cache& keys,
+                                       const Cache& values, __half* out, const int* step, int heads) {
     extern __shared__ uint8_t dynamic[];
     __shared__ __align__(8) Barriers barriers;
-    uint32_t queries = (shared_address(dynamic) + 1023) & ~1023u, tiles = queries + TILE;
+    uint32_t padding = -shared_address(dynamic) & 1023, queries = shared_address(dynamic) + padding, tiles = queries + TILE;
     if (threadIdx.x == 0) {
+        constexpr int FILLERS = KIND == KV_BF16 ? 1 : 128;
         barrier_init(shared_address(&barriers.queries), 1);
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared_address(barriers.keys_full + i), 1), barrier_init(shared_address(barriers.keys_empty + i), 2);
-            barrier_init(shared_address(barriers.values_full + i), 1), barrier_init(shared_address(barriers.values_empty + i), 2);
+            barrier_init(shared_address(barriers.raw + i), 1);
+            barrier_init(shared_address(barriers.keys_full + i), FILLERS), barrier_init(shared_address(barriers.keys_empty + i), 2);
+            barrier_init(shared_address(barriers.values_full + i), FILLERS), barrier_init(shared_address(barriers.values_empty + i), 2);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -153,14 +220,14 @@ __device__ __forceinline__ void attend(const CUtensorMap* q, const CUtensorMap* 
     release();
     depend();
     const int* item = step + step[FLASH_AT] + blockIdx.y * 2;
-    int token0 = item[0], count = item[1], head = blockIdx.x;
+    int token0 = item[0], count = item[1], head = blockIdx.x, kv = head / (heads / KV_HEADS);
     int position0 = step[step[POSITION_AT] + token0], end = position0 + count;
     int blocks = (end - 1) / BLOCK + 1, rounds = (end - 1) / KEYS + 1;
     int group = threadIdx.x / 128, tid = threadIdx.x % 128;
 
     if (group == 2) {
-        fewer_registers<32>();
-        if (tid >= 32) return;
+        fewer_registers<KIND == KV_BF16 ? 40 : 72>();
+        if (KIND == KV_BF16 && tid >= 32) return;
         asm volatile("fence.proxy.async;" ::: "memory");
         if (tid == 0) {
             barrier_expect(shared_address(&barriers.queries), TILE);
@@ -168,10 +235,15 @@ __device__ __forceinline__ void attend(const CUtensorMap* q, const CUtensorMap* 
                 copy_box(queries + half * HALF, q, head * HEAD + half * 64, token0, shared_address(&barriers.queries));
         }
         const int* table = step + step[step[TABLE_AT] + token0];
-        produce(keys, values, table, blocks, rounds, head / (heads / KV_HEADS), tiles, barriers, tid);
+        if constexpr (KIND == KV_BF16) {
+            produce(key_map, value_map, table, blocks, rounds, kv, tiles, barriers, tid);
+        } else {
+            uint8_t* raw = dynamic + padding + (1 + 2 * STAGES) * TILE;
+            produce_from_bytes(keys, values, table, blocks, rounds, kv, end, tiles, raw, barriers, tid);
+        }
         return;
     }
-    more_registers<240>();
+    more_registers<KIND == KV_BF16 ? 232 : 216>();
     barrier_wait(shared_address(&barriers.queries), 0);
     float o[64], total[2] = {};
     consume(queries + group * (64 * 128), tiles, tiles + STAGES * TILE, barriers, position0 + group * 64, rounds, o, total);
@@ -192,9 +264,17 @@ __device__ __forceinline__ void attend(const CUtensorMap* q, const CUtensorMap* 
 #endif
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-    attend_tiles(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap keys, const __grid_constant__ CUtensorMap values,
-                 __half* out, const int* step, int heads) {
+    attend_tiles_BF16(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap keys, const __grid_constant__ CUtensorMap values,
+                      __half* out, const int* step, int heads) {
 #if HOPPER
-    attend(&q, &keys, &values, out, step, heads);
+    attend<KV_BF16>(&q, &keys, &values, Cache{}, Cache{}, out, step, heads);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+    attend_tiles_Q8_0(const __grid_constant__ CUtensorMap q, const __grid_constant__ Cache keys, const __grid_constant__ Cache values, __half* out,
+                      const int* step, int heads) {
+#if HOPPER
+    attend<KV_Q8_0>(&q, nullptr, nullptr, keys, values, out, step, heads);
 #endif
 }

@@ -493,7 +493,7 @@ impl Kernels {
 
     /// Queries of one tile of attention of many new tokens.
     pub fn queries(&self) -> usize {
-        if self.prefill.as_ref().is_some_and(Prefill::attends) { QUERIES } else { 64 }
+        if self.prefill.is_some() { QUERIES } else { 64 }
     }
 
     /// Attention of the sequences with many new tokens, over a cache of `cache_rows` head rows a layer.
@@ -511,7 +511,7 @@ impl Kernels {
         out: u64,
         heads: usize,
     ) -> Result<()> {
-        if let Some(prefill) = self.prefill.as_ref().filter(|prefill| prefill.attends()) {
+        if let Some(prefill) = &self.prefill {
             let cache = (keys, values);
             return prefill.attend(stream, step, flashes, tokens, q, cache, cache_rows, out, heads);
         }

@@ -3,8 +3,9 @@
 
 use std::ffi::c_void;
 
+use engine::batch::BLOCK;
 use engine::{BackendError, KvKind};
-use model::{HEAD_DIM, KV_HEADS};
+use model::HEAD_DIM;
 
 use crate::driver::{Context, Element, Function, Stream, TensorMap};
 use crate::kernels::{Cache, Epilogue, each, launch};
@@ -24,15 +25,18 @@ const ROWS: usize = 128;
 const DEPTH: usize = 64;
 /// Bytes of sums on their way out.
 const STAGING: usize = 32 << 10;
-/// Dynamic shared memory of attention: queries, two tiles of keys and two of values, and their alignment.
+/// Dynamic shared memory of attention: queries, two tiles of keys and two of values, and their alignment; beside them a
+/// tile of each as bytes with their scales.
 const ATTEND_SHARED: u32 = 5 * (32 << 10) + 1024;
+const ATTEND_RAW: u32 = 2 * ((16 << 10) + 512);
 
 /// The kernels.
 pub struct Prefill {
     /// By type of weights, width and epilogue.
     project: [[[Function; 3]; WIDTHS.len()]; 4],
-    /// For a cache of fp16 values.
-    attend: Option<Function>,
+    /// For the cache's kind.
+    attend: Function,
+    kv: KvKind,
     multiprocessors: usize,
 }
 
@@ -80,20 +84,12 @@ impl Prefill {
             })
         })?;
         let attend = match kv {
-            KvKind::Bf16 => {
-                let function = find("attend_tiles", "attend_tiles")?;
-                function.allow_shared(ATTEND_SHARED)?;
-                Some(function)
-            }
-            KvKind::Q8_0 => None,
+            KvKind::Bf16 => find("attend_tiles", "attend_tiles_BF16")?,
+            KvKind::Q8_0 => find("attend_tiles", "attend_tiles_Q8_0")?,
         };
+        attend.allow_shared(ATTEND_SHARED + ATTEND_RAW)?;
         let multiprocessors = context.device.multiprocessors as usize;
-        Ok(Some(Prefill { project, attend, multiprocessors }))
-    }
-
-    /// Whether attention is this class's, for this cache.
-    pub fn attends(&self) -> bool {
-        self.attend.is_some()
+        Ok(Some(Prefill { project, attend, kv, multiprocessors }))
     }
 
     /// `out` = `x` W^T for exactly `tokens` tokens.
@@ -140,7 +136,7 @@ impl Prefill {
     }
 
     /// Attention of the sequences with many new tokens, `flashes` tiles of queries in all, over a cache of `cache_rows`
-    /// head rows a layer; false if this class does not know the cache.
+    /// head rows a layer.
     #[expect(clippy::too_many_arguments, reason = "the kernel's")]
     pub fn attend(
         &self,
@@ -154,17 +150,21 @@ impl Prefill {
         out: u64,
         heads: usize,
     ) -> Result<()> {
-        let Some(function) = self.attend else {
-            return Err(BackendError::Device("attend_tiles reads fp16 values only".into()));
-        };
         let q = TensorMap::new(q, tokens, heads * HEAD_DIM, QUERIES)?;
-        let block = engine::batch::BLOCK;
-        let keys = TensorMap::new(keys.values, cache_rows, HEAD_DIM, block)?;
-        let values = TensorMap::new(values.values, cache_rows, HEAD_DIM, block)?;
-        let grid = [heads as u32, flashes as u32, 1];
-        debug_assert!(heads.is_multiple_of(KV_HEADS));
+        let (function, grid) = (self.attend, [heads as u32, flashes as u32, 1]);
         let heads = heads as i32;
-        launch!(stream, function, grid, 384, ATTEND_SHARED, [q, keys, values, out, step, heads])
+        match self.kv {
+            KvKind::Bf16 => {
+                let boxes =
+                    |cache: Cache| TensorMap::new(cache.values, cache_rows, HEAD_DIM, BLOCK);
+                let (keys, values, shared) = (boxes(keys)?, boxes(values)?, ATTEND_SHARED);
+                launch!(stream, function, grid, 384, shared, [q, keys, values, out, step, heads])
+            }
+            KvKind::Q8_0 => {
+                let shared = ATTEND_SHARED + ATTEND_RAW;
+                launch!(stream, function, grid, 384, shared, [q, keys, values, out, step, heads])
+            }
+        }
     }
 }
 

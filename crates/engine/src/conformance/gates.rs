@@ -328,10 +328,11 @@ fn kv_q8_0(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
         let found = at_once(&mut rig.subject(len, KvKind::Q8_0)?, &tokens)?;
         let expected = at_once(&mut rig.oracle(len, KvKind::Q8_0), &tokens)?;
         // A value that all but ties between two steps of 1/127 may be stored one step apart, and every
-        // layer amplifies that: where sums differ in their last bits, the bound is what 8 bits cost at all.
+        // layer amplifies that: where sums differ in their last bits, the bound is what 8 bits cost at all, twice, since
+        // two that round independently differ by both their errors.
         let exact = at_once(&mut rig.oracle(len, KvKind::Bf16), &tokens)?;
-        let cost = expected.iter().zip(&exact).map(|(a, b)| nmse(a, b)).fold(1e-4, f64::max);
-        Ok(rig.within(cost, &format!("{len} tokens"), &found, &expected))
+        let cost = expected.iter().zip(&exact).map(|(a, b)| nmse(a, b)).fold(5e-5, f64::max);
+        Ok(rig.within(2.0 * cost, &format!("{len} tokens"), &found, &expected))
     }))
 }
 
