@@ -6,19 +6,24 @@
 // weights, and half of the tokens to both blocks, through a ring of stages of 64 columns, across tiles. fp16 weights are read by wgmma
 // where they land; quantised ones are expanded to fp16 in registers, one stage ahead of the products.
 // Sums leave through shared memory as boxes of a tensor, asynchronously, and so does the addition to the residual stream, which
-// the L2 cache performs: an element gets one addition a launch. k runs upwards in steps of 16 for every width: a token's sum depends
+// the L2 cache performs: an element gets one addition a launch. Those of Q, K and V, of which a tile of rows is a head, go on to where
+// attention looks for them (heads.cuh). k runs upwards in steps of 16 for every width: a token's sum depends
 // on nothing but its activations.
 // Grid: an even number of blocks, at most one a multiprocessor; 384 threads. rows % 128 = 0, cols % 256 = 0.
 #pragma once
 
 #include "cluster.cuh"
 #include "epilogue.cuh"
+#include "heads.cuh"
 #include "weights.cuh"
 
 constexpr int TILE_ROWS = 128;  // weight rows of a block's tile
 constexpr int DEPTH = 64;       // columns of a stage
-constexpr int STAGING = 32768;  // bytes of sums on their way out, half of them a warpgroup's
+constexpr int STAGING = 32768;  // bytes of sums on their way out
 constexpr int PIECE = 32;       // tokens that leave at once, where sums are fp32
+
+// What becomes of sums, beside what epilogue.cuh knows: RESIDUAL, SWIGLU, or the placing of heads.
+constexpr Epilogue HEADS = STORE;
 
 struct Shape {
     const __half* scales;
@@ -29,7 +34,7 @@ struct Shape {
 struct Maps {
     CUtensorMap weights;  // quants in boxes of 128 rows, 64 columns
     CUtensorMap x;        // in boxes of WIDTH / 2 tokens, 64 columns
-    CUtensorMap out;      // fp32: 32 tokens, 32 rows; SwiGLU: fp16, WIDTH tokens, 32 products
+    CUtensorMap out;      // RESIDUAL: fp32, 32 tokens, 32 rows; SWIGLU: fp16, WIDTH tokens, 32 products
 };
 
 #if HOPPER
@@ -175,7 +180,48 @@ struct Expander {
     }
 };
 
-// Hands a warpgroup's sums to the copy engine. Lane (g, t) of warp w: sum[4 j + c] is row 16 w + g + 8 (c / 2), token 8 j + 2 t + c % 2.
+// Lane (g, t) of warp w holds, as sum[4 j + c], row 16 w + g + 8 (c / 2) of its warpgroup's 64 and token 8 j + 2 t + c % 2.
+
+// A block's tile of rows is one head: its sums cross the block in pieces of [32 tokens][128 rows], of which a warp places four tokens.
+// Pieces take turns of two buffers, and one barrier a piece is enough: who writes a buffer has passed the barrier of the piece after
+// the one that was in it. `slot` is that of token `lane` of those 32 or fewer that this warp places in a tile.
+template <int WIDTH>
+__device__ __forceinline__ void finish_heads(const Heads& h, const Shape& s, const float (&sum)[WIDTH / 2], uint32_t staging, int& turn, int row0,
+                                             int token0, int slot) {
+    int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int p = 0; p < WIDTH / PIECE; p++) {
+        if (token0 + p * PIECE >= s.tokens) break;
+        uint32_t buffer = staging + turn * (STAGING / 2);
+        turn ^= 1;
+        int own = warp * 4;  // tokens of the piece
+        float4 rotation[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            rotation[i] = reinterpret_cast<const float4*>(h.rotations + size_t(min(token0 + p * PIECE + own + i, s.tokens - 1)) * (HEAD / 2))[lane];
+#pragma unroll
+        for (int i = 0; i < PIECE / 2; i++) {
+            int c = i % 4, token = i / 4 * 8 + 2 * t + c % 2, row = group * 64 + warp % 4 * 16 + c / 2 * 8 + g;
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(buffer + token * 512 + ((row / 4 ^ (token & 7)) << 4) + row % 4 * 4),
+                         "f"(sum[p * (PIECE / 2) + i])
+                         : "memory");
+        }
+        asm volatile("bar.sync 1, 256;" ::: "memory");
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int token = own + i;
+            uint32_t at = buffer + token * 512 + ((lane / 2 ^ (token & 7)) << 4) + lane % 2 * 8;
+            float2 low, high;
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(low.x), "=f"(low.y) : "r"(at) : "memory");
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(high.x), "=f"(high.y) : "r"(at + 256) : "memory");
+            int its_slot = __shfl_sync(0xffffffffu, slot, p * 4 + i);
+            if (token0 + p * PIECE + token < s.tokens)
+                place_head(h, row0 / HEAD, token0 + p * PIECE + token, its_slot, lane, low, high, rotation[i]);
+        }
+    }
+}
+
+// Hands a warpgroup's sums to the copy engine.
 template <int WIDTH, Epilogue E>
 __device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, const float (&sum)[WIDTH / 2], uint32_t staging, int row0, int token0) {
     int group = threadIdx.x / 128, tid = threadIdx.x % 128, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
@@ -216,7 +262,7 @@ __device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, co
             for (int i = 0; i < PIECE / 2; i++) {
                 int c = i % 4, token = i / 4 * 8 + 2 * t + c % 2, piece = warp % 2 * 4 + c / 2 * 2 + g / 4;
                 float y = sum[p * (PIECE / 2) + i];
-                if constexpr (E == RESIDUAL) y *= s.factor;
+                y *= s.factor;
                 asm volatile("st.shared.f32 [%0], %1;" ::"r"(buffer + warp / 2 * (STAGING / 8) + token * 128 + ((piece ^ (token & 7)) << 4) + g % 4 * 4),
                              "f"(y)
                              : "memory");
@@ -228,8 +274,7 @@ __device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, co
                 for (int half = 0; half < 2; half++) {
                     int row = row0 + group * 64 + half * 32, token = token0 + p * PIECE;
                     uint32_t from = buffer + half * (STAGING / 8);
-                    if constexpr (E == RESIDUAL) add_box(&maps.out, row, token, from);
-                    else store_box(&maps.out, row, token, from);
+                    add_box(&maps.out, row, token, from);
                 }
                 boxes_commit();
             }
@@ -238,7 +283,7 @@ __device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, co
 }
 
 template <int WIDTH, Type T, Epilogue E>
-__device__ __forceinline__ void consume(const Maps& maps, const Shape& s, uint32_t ring, uint32_t staging, uint32_t full, uint32_t empty) {
+__device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const Heads& h, uint32_t ring, uint32_t staging, uint32_t full, uint32_t empty) {
     using R = Ring<WIDTH, T>;
     int group = threadIdx.x / 128, tid = threadIdx.x % 128;
     int steps = s.cols / DEPTH, stage = 0, row0, token0;
@@ -251,9 +296,15 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, uint32
         if (++stage == R::STAGES) stage = 0, parity ^= 1;
     };
     float sum[WIDTH / 2];
-    bool first = true;
+    int turn = 0;
+    depend();
+    asm volatile("fence.proxy.async;" ::: "memory");
     while (tiles.take(WIDTH, row0, token0)) {
-        int before = 0;
+        int before = 0, slot = 0;
+        if constexpr (E == HEADS) {
+            int lane = threadIdx.x % 32, token = token0 + lane / 4 * PIECE + threadIdx.x / 32 * 4 + lane % 4;
+            slot = cache_slot(h.step, min(token, s.tokens - 1));
+        }
         if constexpr (T == F16) {
             for (int k = 0; k < steps; k++) {
                 barrier_wait(full + stage * 8, parity);
@@ -299,18 +350,14 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, uint32
         wgmma_wait<0>();
         settled(sum);
         leave(before);
-        if (first) {  // what is written may still be read, or written, by the kernels before
-            depend();
-            asm volatile("fence.proxy.async;" ::: "memory");
-            first = false;
-        }
-        finish_tile<WIDTH, E>(maps, s, sum, staging, row0, token0);
+        if constexpr (E == HEADS) finish_heads<WIDTH>(h, s, sum, staging, turn, row0, token0, slot);
+        else finish_tile<WIDTH, E>(maps, s, sum, staging + group * (STAGING / 2), row0, token0);
     }
     if (tid == 0) boxes_written();
 }
 
 template <int WIDTH, Type T, Epilogue E>
-__device__ __forceinline__ void project(const Maps& maps, const Shape& s) {
+__device__ __forceinline__ void project(const Maps& maps, const Shape& s, const Heads& h) {
     using R = Ring<WIDTH, T>;
     extern __shared__ uint8_t dynamic[];
     __shared__ __align__(8) uint64_t barriers[2 * R::STAGES];
@@ -329,7 +376,7 @@ __device__ __forceinline__ void project(const Maps& maps, const Shape& s) {
         if (threadIdx.x == 256) produce<WIDTH, T>(maps, s, ring, full, empty);
     } else {
         more_registers<232>();
-        consume<WIDTH, T, E>(maps, s, ring, staging + group * (STAGING / 2), full, empty);
+        consume<WIDTH, T, E>(maps, s, h, ring, staging, full, empty);
     }
     __syncwarp();
     cluster_sync();  // nobody leaves while the other block still writes to it
@@ -339,13 +386,14 @@ __device__ __forceinline__ void project(const Maps& maps, const Shape& s) {
 
 #define KERNEL(type, width, epilogue)                                                                                       \
     extern "C" __global__ void CLUSTER_OF_TWO __launch_bounds__(384, 1)                                                     \
-        project_tiles_##type##_##width##_##epilogue(const __grid_constant__ Maps maps, const __grid_constant__ Shape s) {   \
+        project_tiles_##type##_##width##_##epilogue(const __grid_constant__ Maps maps, const __grid_constant__ Shape s,     \
+                                                    const __grid_constant__ Heads h) {                                      \
         RUN(type, width, epilogue)                                                                                          \
     }
 #if HOPPER
-#define RUN(type, width, epilogue) project<width, type, epilogue>(maps, s);
+#define RUN(type, width, epilogue) project<width, type, epilogue>(maps, s, h);
 #else
 #define RUN(type, width, epilogue)
 #endif
-#define EPILOGUES(type, width) KERNEL(type, width, STORE) KERNEL(type, width, RESIDUAL) KERNEL(type, width, SWIGLU)
+#define EPILOGUES(type, width) KERNEL(type, width, HEADS) KERNEL(type, width, RESIDUAL) KERNEL(type, width, SWIGLU)
 #define WIDTHS(type) EPILOGUES(type, 96) EPILOGUES(type, 128) EPILOGUES(type, 160) EPILOGUES(type, 256)

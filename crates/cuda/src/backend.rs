@@ -221,6 +221,7 @@ impl CudaBackend {
                 totals: self.partials.address() + (capacity * SUM_BYTES) as u64,
             },
             caches: &self.caches,
+            kv: self.kv.kind,
             cache_rows: self.kv.blocks * BLOCK_ROWS,
             step,
         };

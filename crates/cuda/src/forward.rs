@@ -1,10 +1,10 @@
 //! The forward pass as a queue of kernels.
 
-use engine::BackendError;
+use engine::{BackendError, KvKind};
 use model::{HEAD_DIM, KV_HEADS, Spec};
 
 use crate::driver::Stream;
-use crate::kernels::{Cache, Epilogue, Kernels, PARTS, Partials, SWIGLU_FACTOR};
+use crate::kernels::{Cache, Epilogue, Heads, Kernels, PARTS, Partials, SWIGLU_FACTOR};
 use crate::rows::{ANSWER_BYTES, TOP_BYTES};
 use crate::weights::{Layer, Weights};
 
@@ -96,6 +96,8 @@ pub struct Forward<'a> {
     pub partials: Partials,
     /// Keys and values of each layer.
     pub caches: &'a [(Cache, Cache)],
+    /// How the cache holds them.
+    pub kv: KvKind,
     /// Head rows of a layer's keys, or values.
     pub cache_rows: usize,
     /// Address of the step's words on the device.
@@ -128,9 +130,18 @@ impl Forward<'_> {
         let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
         let (heads, tokens) = (self.spec.heads, sizes.tokens);
         self.normed(layer.attention_norm, tokens)?;
-        k.project(stream, &layer.qkv, a.normed, a.qkv, tokens, step, Epilogue::Store)?;
-        let (q_norm, k_norm) = (layer.q_norm, layer.k_norm);
-        k.rope(stream, step, tokens, a.qkv, q_norm, k_norm, a.rotations, a.q, keys, values, heads)?;
+        let places = Heads {
+            q_norm: layer.q_norm,
+            k_norm: layer.k_norm,
+            rotations: a.rotations,
+            q: a.q,
+            keys,
+            values,
+            step,
+            heads: heads as i32,
+            bytes: i32::from(self.kv == KvKind::Q8_0),
+        };
+        k.project_heads(stream, &layer.qkv, a.normed, a.qkv, tokens, places)?;
         if sizes.flashes > 0 {
             let (flashes, rows) = (sizes.flashes, self.cache_rows);
             k.attend_many(
@@ -174,10 +185,10 @@ impl Forward<'_> {
 }
 
 /// Bytes of one head row of the cache's values, and of its scales.
-pub const fn cache_row_bytes(kind: engine::KvKind) -> (usize, usize) {
+pub const fn cache_row_bytes(kind: KvKind) -> (usize, usize) {
     match kind {
-        engine::KvKind::Bf16 => (HEAD_DIM * 2, 0),
-        engine::KvKind::Q8_0 => (HEAD_DIM, 4),
+        KvKind::Bf16 => (HEAD_DIM * 2, 0),
+        KvKind::Q8_0 => (HEAD_DIM, 4),
     }
 }
 

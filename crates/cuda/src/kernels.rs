@@ -50,8 +50,7 @@ pub enum Epilogue {
 pub const SWIGLU_FACTOR: f32 = 64.0;
 
 impl Epilogue {
-    /// As kernels are named.
-    pub const NAMES: [&'static str; 3] = ["STORE", "RESIDUAL", "SWIGLU"];
+    const NAMES: [&'static str; 3] = ["STORE", "RESIDUAL", "SWIGLU"];
 
     /// Its place among the names.
     pub fn index(self) -> usize {
@@ -69,13 +68,37 @@ impl Epilogue {
 }
 
 /// Keys or values of one layer, as kernels take them.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct Cache {
     /// Head rows.
     pub values: u64,
     /// Their scales, if they are bytes.
     pub scales: u64,
+}
+
+/// Where heads go between the QKV projection and attention (`kernels/heads.cuh`), as kernels take it.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Heads {
+    /// fp32 `[128]`.
+    pub q_norm: u64,
+    /// fp32 `[128]`.
+    pub k_norm: u64,
+    /// fp32 `[tokens, 64, 2]`.
+    pub rotations: u64,
+    /// fp16 `[tokens, heads x 128]`.
+    pub q: u64,
+    /// Of the layer.
+    pub keys: Cache,
+    /// Of the layer.
+    pub values: Cache,
+    /// The step's words.
+    pub step: u64,
+    /// Query heads.
+    pub heads: i32,
+    /// Whether the cache holds bytes.
+    pub bytes: i32,
 }
 
 /// Partial results of split attention.
@@ -242,7 +265,7 @@ impl Kernels {
             embed: kinds("embed")?,
             repack: each(|kind| find("repack", &format!("repack_{}", Kind::FILE_NAMES[kind])))?,
             rms_norm: find("norm", "rms_norm")?,
-            rope: by_kv("rope")?,
+            rope: find("rope", "rope")?,
             attend_split: by_kv("attend_split")?,
             attend_merge: find("attend_merge", "attend_merge")?,
             attend_flash,
@@ -346,7 +369,7 @@ impl Kernels {
         count: u64,
         epilogue: Epilogue,
     ) -> Result<()> {
-        if let (Some(prefill), MANY.., false) = (&self.prefill, tokens, self.deterministic) {
+        if let Some(prefill) = self.prefill(tokens) {
             return prefill.project(stream, w, x, out, tokens, epilogue);
         }
         if let (Some(wide), Some(map), false) = (&self.project_wide, w.map, self.deterministic)
@@ -420,32 +443,29 @@ impl Kernels {
         launch!(stream, function, grid, 384, wide_shared(width, stages), [weights, x, shape])
     }
 
-    /// Norm and rotation of queries and keys, and the append of keys and values to the cache.
-    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
-    pub fn rope(
+    /// Queries, keys and values of normed tokens `x`: projection, norm and rotation of queries and keys, and the append of
+    /// keys and values to the cache. `qkv` has room for the sums.
+    #[expect(clippy::too_many_arguments, reason = "the kernels'")]
+    pub fn project_heads(
         &self,
         stream: &Stream,
-        step: u64,
-        tokens: usize,
+        w: &Projection,
+        x: u64,
         qkv: u64,
-        q_norm: u64,
-        k_norm: u64,
-        rotations: u64,
-        q: u64,
-        keys: Cache,
-        values: Cache,
-        heads: usize,
+        tokens: usize,
+        heads: Heads,
     ) -> Result<()> {
-        let grid = [tokens as u32, (heads + 2 * KV_HEADS) as u32 / 8, 1];
-        let heads = heads as i32;
-        launch!(
-            stream,
-            self.rope,
-            grid,
-            256,
-            0,
-            [qkv, q_norm, k_norm, rotations, q, keys, values, step, heads]
-        )
+        if let Some(prefill) = self.prefill(tokens) {
+            return prefill.heads(stream, w, x, tokens, heads);
+        }
+        self.project(stream, w, x, qkv, tokens, heads.step, Epilogue::Store)?;
+        let grid = [tokens as u32, (heads.heads as usize + 2 * KV_HEADS) as u32 / 8, 1];
+        launch!(stream, self.rope, grid, 256, 0, [qkv, heads])
+    }
+
+    /// The class of many tokens, where the device has it.
+    fn prefill(&self, tokens: usize) -> Option<&Prefill> {
+        self.prefill.as_ref().filter(|_| tokens >= MANY && !self.deterministic)
     }
 
     /// Attention of the sequences with few new tokens.

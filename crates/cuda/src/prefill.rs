@@ -8,7 +8,7 @@ use engine::{BackendError, KvKind};
 use model::HEAD_DIM;
 
 use crate::driver::{Context, Element, Function, Stream, TensorMap};
-use crate::kernels::{Cache, Epilogue, each, launch};
+use crate::kernels::{Cache, Epilogue, Heads, each, launch};
 use crate::weights::{Kind, Projection};
 
 type Result<T> = std::result::Result<T, BackendError>;
@@ -29,6 +29,9 @@ const STAGING: usize = 32 << 10;
 /// tile of each as bytes with their scales.
 const ATTEND_SHARED: u32 = 5 * (32 << 10) + 1024;
 const ATTEND_RAW: u32 = 2 * ((16 << 10) + 512);
+
+/// What becomes of a projection's sums, as kernels are named.
+const EPILOGUES: [&str; 3] = ["HEADS", "RESIDUAL", "SWIGLU"];
 
 /// The kernels.
 pub struct Prefill {
@@ -75,7 +78,7 @@ impl Prefill {
             each(|width| {
                 each(|epilogue| {
                     let (kind, tokens) = (Kind::ALL[kind], WIDTHS[width]);
-                    let name = Epilogue::NAMES[epilogue];
+                    let name = EPILOGUES[epilogue];
                     let name = format!("project_tiles_{}_{tokens}_{name}", kind.name());
                     let function = find(&source, &name)?;
                     function.allow_shared(shared(kind, tokens))?;
@@ -92,7 +95,7 @@ impl Prefill {
         Ok(Some(Prefill { project, attend, kv, multiprocessors }))
     }
 
-    /// `out` = `x` W^T for exactly `tokens` tokens.
+    /// `out` = `x` W^T for exactly `tokens` tokens, added or as SwiGLU products.
     pub fn project(
         &self,
         stream: &Stream,
@@ -102,37 +105,62 @@ impl Prefill {
         tokens: usize,
         epilogue: Epilogue,
     ) -> Result<()> {
+        let out = |width: usize| match epilogue {
+            Epilogue::SwiGlu => {
+                TensorMap::boxes(out, Element::F16, [tokens, w.rows / 2], [width, 32])
+            }
+            _ => TensorMap::boxes(out, Element::F32, [tokens, w.rows], [32, 32]),
+        };
+        let (index, factor) = (epilogue.index(), epilogue.factor());
+        self.tiles(stream, w, x, tokens, out, index, factor, Heads::default())
+    }
+
+    /// Q, K and V of exactly `tokens` tokens to where attention looks for them.
+    pub fn heads(
+        &self,
+        stream: &Stream,
+        qkv: &Projection,
+        x: u64,
+        tokens: usize,
+        heads: Heads,
+    ) -> Result<()> {
+        let unused = |_| TensorMap::new(x, tokens, qkv.cols, 32);
+        self.tiles(stream, qkv, x, tokens, unused, 0, 1.0, heads)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    fn tiles(
+        &self,
+        stream: &Stream,
+        w: &Projection,
+        x: u64,
+        tokens: usize,
+        out: impl Fn(usize) -> Result<TensorMap>,
+        epilogue: usize,
+        factor: f32,
+        heads: Heads,
+    ) -> Result<()> {
         let clusters = self.multiprocessors / 2;
         let pairs = w.rows.div_ceil(2 * ROWS);
         let index = width(pairs, tokens, clusters);
         let width = WIDTHS[index];
-        let row_bytes = w.kind.row_bytes(w.cols);
         let maps = Maps {
             weights: match w.kind {
                 Kind::F16 => TensorMap::new(w.quants, w.rows, w.cols, ROWS)?,
-                _ => {
-                    let part = [ROWS, w.kind.row_bytes(DEPTH)];
-                    TensorMap::boxes(w.quants, Element::U8, [w.rows, row_bytes], part)?
+                kind => {
+                    let shape = [w.rows, kind.row_bytes(w.cols)];
+                    let part = [ROWS, kind.row_bytes(DEPTH)];
+                    TensorMap::boxes(w.quants, Element::U8, shape, part)?
                 }
             },
             x: TensorMap::new(x, tokens, w.cols, width / 2)?,
-            out: match epilogue {
-                Epilogue::SwiGlu => {
-                    TensorMap::boxes(out, Element::F16, [tokens, w.rows / 2], [width, 32])?
-                }
-                _ => TensorMap::boxes(out, Element::F32, [tokens, w.rows], [32, 32])?,
-            },
+            out: out(width)?,
         };
-        let shape = Shape {
-            scales: w.scales,
-            factor: epilogue.factor(),
-            tokens: tokens as i32,
-            rows: w.rows as i32,
-            cols: w.cols as i32,
-        };
-        let function = self.project[w.kind as usize][index][epilogue.index()];
-        let grid = [2 * clusters.min(pairs * tokens.div_ceil(width)) as u32, 1, 1];
-        launch!(stream, function, grid, 384, shared(w.kind, width), [maps, shape])
+        let (rows, cols, tiles) = (w.rows as i32, w.cols as i32, pairs * tokens.div_ceil(width));
+        let shape = Shape { scales: w.scales, factor, tokens: tokens as i32, rows, cols };
+        let function = self.project[w.kind as usize][index][epilogue];
+        let grid = [2 * clusters.min(tiles) as u32, 1, 1];
+        launch!(stream, function, grid, 384, shared(w.kind, width), [maps, shape, heads])
     }
 
     /// Attention of the sequences with many new tokens, `flashes` tiles of queries in all, over a cache of `cache_rows`
