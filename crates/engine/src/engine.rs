@@ -182,6 +182,21 @@ impl Engine {
         Bounds { context: self.settings.context, vocab: self.limits.vocab }
     }
 
+    /// Takes several requests with one prompt, of which the first reads it for all, or says why not and
+    /// takes none.
+    pub fn submit_choices(&mut self, requests: Vec<Request>) -> Result<Vec<RequestId>, Refusal> {
+        requests.iter().try_for_each(|request| self.bounds().check(request))?;
+        let mut ids = Vec::with_capacity(requests.len());
+        for request in requests {
+            let id = self.submit(request)?;
+            if let (Some(&leader), Some(job)) = (ids.first(), self.waiting.back_mut()) {
+                job.follow(leader);
+            }
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
     /// Takes a request, or says why not; a refused request sends no event.
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, Refusal> {
         self.bounds().check(&request)?;
@@ -256,28 +271,43 @@ impl Engine {
     fn sweep(&mut self) {
         let now = Instant::now();
         let pool = &mut self.pool;
+        let mut ended = Vec::new();
         let mut keep = |job: &mut Job| {
             job.deliver(now);
             if job.is_over() {
                 job.sequence.release(pool);
+                ended.push(job.id);
             }
             !job.is_gone()
         };
         self.running.retain_mut(&mut keep);
         self.waiting.retain_mut(&mut keep);
+        // Those that waited for the prompt of one that ended read it themselves.
+        let orphans = self.waiting.iter_mut().filter(|job| job.leader().is_some());
+        orphans
+            .filter(|job| job.leader().is_some_and(|id| ended.contains(&id)))
+            .for_each(Job::go_alone);
     }
 
     /// Moves waiting requests to the running ones while there are places and blocks.
     fn admit(&mut self) {
-        while self.running.len() < self.settings.max_running
-            && let Some(place) = self.waiting.iter().position(|job| !job.is_over())
-        {
+        let ready = |job: &Job| !job.is_over() && !job.is_behind() && job.leader().is_none();
+        while let Some(place) = self.waiting.iter().position(ready) {
+            if self.running.len() >= self.settings.max_running {
+                match self.set_aside() {
+                    true => continue,
+                    false => return,
+                }
+            }
             let job = &mut self.waiting[place];
             job.adopt(&mut self.pool);
             let needed = job.sequence.pending().div_ceil(BLOCK);
             if needed > self.pool.available() && !self.running.is_empty() {
                 job.sequence.release(&mut self.pool);
-                return;
+                match self.set_aside() {
+                    true => continue,
+                    false => return,
+                }
             }
             if job.admit() {
                 self.prefix_queries += job.usage().prompt as u64;
@@ -285,6 +315,18 @@ impl Engine {
             }
             self.running.extend(self.waiting.remove(place));
         }
+    }
+
+    /// Takes blocks and place of a running request whose reader does not keep up, for one that waits. It
+    /// goes on, first in the row, once its events are taken. Returns whether there was one.
+    fn set_aside(&mut self) -> bool {
+        let idle = |job: &Job| job.is_behind() && job.can_be_preempted();
+        let Some(index) = self.running.iter().rposition(idle) else { return false };
+        let mut job = self.running.remove(index);
+        job.preempt(&mut self.pool);
+        self.preemptions += 1;
+        self.waiting.push_front(job);
+        true
     }
 
     /// Fills the batch: requests that decode first, then prompts, each in order of arrival.
@@ -304,7 +346,7 @@ impl Engine {
                 let job = &mut self.running[index];
                 if let Ok((tokens, taken)) = job.schedule(&mut self.pool, &mut self.batch, room) {
                     budget -= tokens;
-                    rows -= taken;
+                    rows -= taken + self.fork(index, rows - taken);
                     break;
                 }
                 if !self.preempt(index) {
@@ -319,13 +361,40 @@ impl Engine {
         }
     }
 
-    /// Takes the blocks of the youngest running request that no batch holds, so that the one at `index`
-    /// can go on; that one gives up its own if it is the youngest. Returns whether there was one.
+    /// Starts the choices that waited for the running request at `index` to read their prompt, if it just
+    /// did, as far as there are rows and places; the others go on from what the prefix cache has of it.
+    /// Returns how many rows they took.
+    fn fork(&mut self, index: usize, rows: usize) -> usize {
+        let leader = self.running[index].id;
+        if !self.running[index].draws_first() {
+            return 0;
+        }
+        let mut taken = 0;
+        while let Some(place) = self.waiting.iter().position(|job| job.leader() == Some(leader)) {
+            let free = taken < rows && self.running.len() < self.settings.max_running;
+            if !free || self.waiting[place].is_over() {
+                self.waiting[place].go_alone();
+            } else if let Some(mut job) = self.waiting.remove(place) {
+                let from = &self.running[index];
+                job.fork(from, &mut self.pool, &mut self.batch, self.submitted);
+                self.running.push(job);
+                taken += 1;
+            }
+        }
+        taken
+    }
+
+    /// Takes the blocks of a running request that no batch holds, so that the one at `index` can go on: one
+    /// whose reader is behind, or the youngest, which may be that one itself. Returns whether there was one.
     fn preempt(&mut self, index: usize) -> bool {
         let id = self.running[index].id;
-        let candidates =
-            self.running.iter_mut().filter(|job| job.can_be_preempted() && job.id >= id);
-        let Some(victim) = candidates.max_by_key(|job| job.id) else { return false };
+        let candidates = self
+            .running
+            .iter_mut()
+            .filter(|job| job.can_be_preempted() && (job.id >= id || job.is_behind()));
+        let Some(victim) = candidates.max_by_key(|job| (job.is_behind(), job.id)) else {
+            return false;
+        };
         victim.preempt(&mut self.pool);
         self.preemptions += 1;
         true

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use model::Vocabulary;
 use text::{Decoder, StopStrings};
@@ -13,6 +13,9 @@ use crate::kv::{Exhausted, KvPool};
 use crate::request::{Event, FinishReason, Finished, Request, SinkError, Timings, Token, Usage};
 use crate::sampling::Sample;
 use crate::sequence::Sequence;
+
+/// How long a reader may leave events lying before its blocks and its place go to those who wait for some.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// See the module.
 pub struct Job {
@@ -31,6 +34,10 @@ pub struct Job {
     /// Events that the sink has not taken yet.
     outbox: VecDeque<Event>,
     stage: Stage,
+    /// Whose prompt it shares and waits for, as another choice of the same request.
+    leader: Option<RequestId>,
+    /// Since when its reader has left events lying.
+    behind: Option<Instant>,
     submitted: Instant,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
@@ -84,6 +91,8 @@ impl Job {
             planned: VecDeque::new(),
             outbox: VecDeque::new(),
             stage: Stage::Active,
+            leader: None,
+            behind: None,
             submitted: Instant::now(),
             admitted: None,
             first_token: None,
@@ -137,6 +146,27 @@ impl Job {
     /// Whether it lost its blocks in this plan.
     pub fn is_preempted(&self) -> bool {
         self.stage == Stage::Preempted
+    }
+
+    /// Makes it wait until `leader` has read the prompt that both begin with. A prompt that is to be
+    /// scored is read for its own sake.
+    pub fn follow(&mut self, leader: RequestId) {
+        self.leader = (!self.request.score_prompt).then_some(leader);
+    }
+
+    /// Whom it waits for.
+    pub fn leader(&self) -> Option<RequestId> {
+        self.leader
+    }
+
+    /// Waits for nobody any more.
+    pub fn go_alone(&mut self) {
+        self.leader = None;
+    }
+
+    /// Whether its reader has left events lying for longer than a busy reader would.
+    pub fn is_behind(&self) -> bool {
+        self.behind.is_some_and(|since| since.elapsed() >= PATIENCE)
     }
 
     /// Counts so far.
@@ -205,6 +235,23 @@ impl Job {
         let draws = self.sequence.pending() == 0 && self.request.max_tokens > 0;
         let last = draws.then_some(first + count - 1);
         Ok(self.plan(batch, number, count, first_row, last))
+    }
+
+    /// Whether the last batch ends its prompt: its first token is being drawn.
+    pub fn draws_first(&self) -> bool {
+        let mut draws = self.planned.iter().filter(|planned| planned.draws);
+        self.usage.generated == 0 && draws.next().is_some() && draws.next().is_none()
+    }
+
+    /// Starts it where `leader` is at the end of the prompt: shares the leader's blocks, and draws its own
+    /// first token from the row's distribution that the leader, the last in the batch, draws from.
+    pub fn fork(&mut self, leader: &Job, pool: &mut KvPool, batch: &mut Batch, number: u64) {
+        let Some(token) = batch.rows.last().map(|row| row.token) else { return };
+        self.go_alone();
+        self.sequence = leader.sequence.fork(pool);
+        self.admit();
+        self.usage.cached = leader.usage.cached;
+        self.plan(batch, number, 0, batch.rows.len(), Some(token));
     }
 
     /// Adds the row that draws, if there is to be one, and notes what the batch holds.
@@ -372,6 +419,7 @@ impl Job {
                 Ok(()) => {}
                 Err(SinkError::Full(event)) => {
                     self.outbox.push_front(*event);
+                    self.behind.get_or_insert(now);
                     return;
                 }
                 Err(SinkError::Closed) => {
@@ -380,5 +428,6 @@ impl Job {
                 }
             }
         }
+        self.behind = None;
     }
 }

@@ -44,7 +44,8 @@ impl fmt::Display for SubmitError {
 impl std::error::Error for SubmitError {}
 
 enum Command {
-    Submit(Box<Request>),
+    /// Requests with one prompt.
+    Submit(Vec<Request>),
     Drain,
 }
 
@@ -85,14 +86,25 @@ impl Service {
     }
 
     /// Hands a request over, or says why not; a refused request sends no event.
-    pub fn submit(&self, mut request: Request) -> Result<(), SubmitError> {
-        self.bounds.check(&request).map_err(SubmitError::Refused)?;
+    pub fn submit(&self, request: Request) -> Result<(), SubmitError> {
+        self.submit_choices(vec![request])
+    }
+
+    /// Hands over several requests with one prompt, which is evaluated once: all or none.
+    pub fn submit_choices(&self, requests: Vec<Request>) -> Result<(), SubmitError> {
+        for request in &requests {
+            self.bounds.check(request).map_err(SubmitError::Refused)?;
+        }
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(SubmitError::Stopped);
         }
-        let place = Place::take(&self.shared, self.places).ok_or(SubmitError::Busy(self.places))?;
-        request.sink = Box::new(Placed { sink: request.sink, _place: place });
-        self.commands.try_send(Command::Submit(Box::new(request))).map_err(|_| SubmitError::Stopped)
+        let place = |request: Request| {
+            let place = Place::take(&self.shared, self.places);
+            let _place = place.ok_or(SubmitError::Busy(self.places))?;
+            Ok(Request { sink: Box::new(Placed { sink: request.sink, _place }), ..request })
+        };
+        let requests = requests.into_iter().map(place).collect::<Result<_, _>>()?;
+        self.commands.try_send(Command::Submit(requests)).map_err(|_| SubmitError::Stopped)
     }
 
     /// How full the engine is, as of its last step.
@@ -175,9 +187,9 @@ fn run(mut engine: Engine, inbox: &Receiver<Command>, shared: &Shared) {
 /// Carries a command out; false if it was the last one.
 fn obey(engine: &mut Engine, command: Command) -> bool {
     match command {
-        Command::Submit(request) => {
-            // It was checked before it was sent.
-            drop(engine.submit(*request));
+        Command::Submit(requests) => {
+            // They were checked before they were sent.
+            drop(engine.submit_choices(requests));
             true
         }
         Command::Drain => false,

@@ -1,5 +1,7 @@
 //! The scheduler, on a backend whose answers are known.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -405,5 +407,125 @@ fn a_device_fault_ends_requests_and_leaves_nothing_behind() {
             assert_eq!(engine.load().blocks_held, 0);
         }
         assert!(failed > 3 && answered > 3, "failed {failed}, answered {answered}");
+    }
+}
+
+/// Counts the tokens that are evaluated.
+struct Counting {
+    inner: Scripted,
+    tokens: Arc<AtomicUsize>,
+}
+
+impl engine::Backend for Counting {
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    fn submit(&mut self, batch: &engine::Batch) -> Result<(), engine::BackendError> {
+        self.tokens.fetch_add(batch.tokens.len(), Relaxed);
+        self.inner.submit(batch)
+    }
+
+    fn collect(&mut self, out: &mut engine::Output) -> Result<(), engine::BackendError> {
+        self.inner.collect(out)
+    }
+}
+
+/// Several choices of one prompt, the first of which reads it for all.
+fn submit_choices(
+    engine: &mut Engine,
+    tokens: &[u32],
+    n: usize,
+    max_tokens: usize,
+) -> (Vec<engine::RequestId>, Vec<Receiver<Event>>) {
+    let (mut requests, mut receivers) = (Vec::new(), Vec::new());
+    for _ in 0..n {
+        let (sink, events) = sync_channel(1000);
+        let request = Request::new(tokens.to_vec(), Box::new(sink));
+        requests.push(Request { max_tokens, ..request });
+        receivers.push(events);
+    }
+    (engine.submit_choices(requests).expect("accepted"), receivers)
+}
+
+#[test]
+fn the_prompt_of_several_choices_is_read_once() {
+    for (queue, max_running, budget) in
+        [(1, 8, 512), (2, 8, 512), (1, 8, 30), (2, 3, 64), (1, 1, 7)]
+    {
+        let limits =
+            Limits { tokens: 512, rows: 64, blocks: 64, context: 2048, vocab: VOCAB, queue };
+        let counted = Arc::new(AtomicUsize::new(0));
+        let inner = Scripted::new(limits, Box::new(digest));
+        let backend = Box::new(Counting { inner, tokens: Arc::clone(&counted) });
+        let settings = Settings { max_running, token_budget: budget, context: 2048 };
+        let mut engine = Engine::new(backend, Vocabulary::tiny(), settings);
+        let tokens = prompt(9, 100);
+        let (_, receivers) = submit_choices(&mut engine, &tokens, 5, 40);
+        run(&mut engine);
+        for events in &receivers {
+            let (ids, _, finished) = answer(events);
+            assert_eq!(ids, expected(&tokens, 40));
+            assert_eq!(finished.usage.prompt, 100);
+        }
+        // Those without a place read what no full block of the cache holds.
+        let late = 5usize.saturating_sub(max_running);
+        assert_eq!(counted.load(Relaxed), 100 + 5 * 39 + late * 4, "{max_running} at once");
+        assert_eq!(engine.load().blocks_held, 0);
+    }
+}
+
+#[test]
+fn choices_outlive_the_one_that_reads_their_prompt() {
+    for steps in 0..8 {
+        let mut engine = engine(64, 8, 16);
+        let tokens = prompt(4, 70);
+        let (ids, receivers) = submit_choices(&mut engine, &tokens, 3, 10);
+        (0..steps).for_each(|_| assert!(engine.step().expect("step")));
+        engine.cancel(ids[0]);
+        run(&mut engine);
+        assert_eq!(answer(&receivers[0]).2.reason, FinishReason::Cancelled);
+        for events in &receivers[1..] {
+            assert_eq!(answer(events).0, expected(&tokens, 10));
+        }
+        assert_eq!(engine.load().blocks_held, 0);
+    }
+}
+
+/// A reader that stopped reading keeps neither its blocks nor its place while others wait, and gets the
+/// rest of its answer all the same.
+#[test]
+fn a_stalled_reader_gives_way_to_those_who_wait() {
+    // Blocks for one long answer; a place for one.
+    for (blocks, max_running) in [(20, 4), (200, 1)] {
+        let mut engine = engine(blocks, max_running, 64);
+        let (sink, slow) = sync_channel(1);
+        let tokens = prompt(1, 300);
+        let request = Request { max_tokens: 200, ..Request::new(tokens.clone(), Box::new(sink)) };
+        engine.submit(request).expect("accepted");
+        for _ in 0..30 {
+            engine.step().expect("step");
+        }
+        let other = prompt(2, 400);
+        let events = submit(&mut engine, |r| Request { prompt: other.clone(), max_tokens: 9, ..r });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let finished = |engine: &Engine| engine.load().running == 0;
+        std::thread::sleep(Duration::from_millis(250));
+        while !finished(&engine) || engine.load().waiting > 1 {
+            assert!(Instant::now() < deadline, "{:?}", engine.load());
+            engine.step().expect("step");
+        }
+        assert_eq!(answer(&events).0, expected(&other, 9));
+        assert_eq!(engine.load().blocks_held, 0, "the stalled one holds blocks");
+        let mut ids = Vec::new();
+        loop {
+            match slow.try_recv() {
+                Ok(Event::Token(token)) => ids.push(token.choice.token),
+                Ok(Event::Finished(_)) => break,
+                Ok(Event::Prompt(_)) => panic!("not asked for"),
+                Err(_) => drop(engine.step().expect("step")),
+            }
+        }
+        assert_eq!(ids, expected(&tokens, 200));
     }
 }

@@ -164,7 +164,9 @@ impl Answers {
         let (sender, events) = mpsc::channel(QUEUE);
         let deadline = app.deadline();
         let mut readers = Vec::with_capacity(asks.len());
-        for (index, ask) in asks.into_iter().enumerate() {
+        let mut choices = Vec::new();
+        let mut asks = asks.into_iter().enumerate().peekable();
+        while let Some((index, ask)) = asks.next() {
             let Rules { grammar, budget, one_call } = &ask.rules;
             let guided = grammar.is_some() || budget.is_some() || *one_call;
             let tokenizer = engine.card.tokenizer;
@@ -176,7 +178,11 @@ impl Answers {
                 ask.params.request(ask.choice, ask.prompt, constraint, deadline, sink);
             request.top = ask.top;
             request.score_prompt = ask.score_prompt;
-            engine.service.submit(request)?;
+            choices.push(request);
+            // Choice 0 begins the next prompt.
+            if asks.peek().is_none_or(|(_, next)| next.choice == 0) {
+                engine.service.submit_choices(std::mem::take(&mut choices))?;
+            }
             readers.push(Reader {
                 choice: ask.choice,
                 splitter: ask.splitter,
