@@ -1,7 +1,7 @@
 //! Taking any answer apart, whole and in pieces.
 
 use text::thinking::Parts;
-use text::{StopStrings, Thinking, ToolCalls};
+use text::{Begin, StopStrings, Thinking, ToolCalls};
 
 /// Input: a byte that says how to cut, then an answer.
 pub fn run(data: &[u8]) {
@@ -26,8 +26,13 @@ pub fn run(data: &[u8]) {
     };
     assert_eq!(stopped(&pieces), stopped(&whole));
 
+    let begin = match how & 24 {
+        0 => Begin::Inside,
+        8 => Begin::MayThink,
+        _ => Begin::Answer,
+    };
     let split = |pieces: &[String]| {
-        let (mut thinking, mut parts) = (Thinking::new(how & 8 == 0), Parts::default());
+        let (mut thinking, mut parts) = (Thinking::new(begin), Parts::default());
         pieces.iter().for_each(|piece| thinking.push(piece, &mut parts));
         thinking.finish(&mut parts);
         parts

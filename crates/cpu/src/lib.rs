@@ -85,12 +85,31 @@ impl Default for Options {
     }
 }
 
+/// A model whose weights are packed, for backends with caches of their own.
+pub struct CpuModel {
+    model: Arc<Model>,
+    options: Options,
+    kernels: &'static Kernels,
+    packed: Packed,
+}
+
+impl CpuModel {
+    /// Packs the model's weights; `progress` hears of the bytes done and their total.
+    pub fn load(
+        model: Arc<Model>,
+        options: Options,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Arc<Self>, BackendError> {
+        let kernels = options.class.required()?;
+        let packed = Packed::new(&model, kernels, &mut Pool::new(options.threads)?, progress)?;
+        Ok(Arc::new(CpuModel { model, options, kernels, packed }))
+    }
+}
+
 /// The CPU backend.
 pub struct Cpu {
-    model: Arc<Model>,
-    kernels: &'static Kernels,
+    weights: Arc<CpuModel>,
     pool: Pool,
-    packed: Packed,
     kv: Kv,
     buffers: Buffers,
     rope: Rope,
@@ -101,36 +120,25 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Packs the model's weights; `progress` hears of the bytes done and their total.
-    pub fn new(
-        model: Arc<Model>,
-        kv: KvConfig,
-        options: Options,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Cpu, BackendError> {
-        let missing =
-            || BackendError::Unavailable(format!("no {:?} on this machine", options.class));
-        let kernels = options.class.kernels().ok_or_else(missing)?;
-        let mut pool = Pool::new(options.threads)
-            .map_err(|error| BackendError::Unavailable(format!("threads: {error}")))?;
-        let packed = Packed::new(&model, kernels, &mut pool, progress)?;
+    /// A backend with its own cache over a model's weights.
+    pub fn new(weights: &Arc<CpuModel>, kv: KvConfig) -> Result<Cpu, BackendError> {
+        let CpuModel { model, options, packed, .. } = weights.as_ref();
+        let pool = Pool::new(options.threads)?;
         Ok(Cpu {
-            kernels,
-            buffers: Buffers::new(model.spec(), &packed, pool.threads())?,
+            buffers: Buffers::new(model.spec(), packed, pool.threads())?,
             kv: Kv::new(model.spec().layers, kv)?,
             rope: Rope::new(model.spec().theta),
             sampler: Sampler::default(),
             answered: VecDeque::new(),
             sampled: Vec::new(),
-            packed,
             pool,
-            model,
+            weights: Arc::clone(weights),
         })
     }
 
     /// Bytes of the packed weights.
     pub fn weight_bytes(&self) -> usize {
-        self.packed.bytes
+        self.weights.packed.bytes
     }
 
     /// Bytes of the KV cache.
@@ -139,14 +147,15 @@ impl Cpu {
     }
 
     /// The forward pass and the answers to the batch's rows.
-    fn evaluate(&mut self, batch: &Batch, tokens: &[u32]) -> Output {
-        let spec = self.model.spec();
+    fn evaluate(&mut self, batch: &Batch, tokens: &[u32]) -> Result<Output, BackendError> {
+        let CpuModel { model, kernels, packed, .. } = self.weights.as_ref();
+        let spec = model.spec();
         let rotation = |position| self.rope.at(position);
-        self.buffers.plan(spec, batch, rotation, self.kernels.tile_tokens);
+        self.buffers.plan(spec, batch, rotation, kernels.tile_tokens);
         let step = Step {
-            model: &self.model,
-            packed: &self.packed,
-            kernels: self.kernels,
+            model,
+            packed,
+            kernels,
             kv: &self.kv,
             buffers: &self.buffers,
             tables: &batch.tables,
@@ -154,14 +163,14 @@ impl Cpu {
             tokens,
         };
         self.buffers.reset();
-        self.pool.run(&|thread, team| step.layers(thread, team));
+        self.pool.run(&|thread, team| step.layers(thread, team))?;
         let mut answers = Vec::with_capacity(batch.rows.len());
         let mut cut = Vec::new();
         for rows in batch.rows.chunks(HEAD_ROWS) {
             let at: Vec<usize> = rows.iter().map(|row| row.token).collect();
-            tiles(at.len(), self.kernels.tile_tokens, &mut cut);
+            tiles(at.len(), kernels.tile_tokens, &mut cut);
             self.buffers.reset();
-            self.pool.run(&|thread, team| step.head(thread, team, &at, &cut));
+            self.pool.run(&|thread, team| step.head(thread, team, &at, &cut))?;
             for (i, row) in rows.iter().enumerate() {
                 let start = self.buffers.logits.at(i * spec.vocab);
                 // SAFETY: the row is complete, and no thread is running.
@@ -169,13 +178,13 @@ impl Cpu {
                 answers.push(self.sampler.answer(&row.want, logits));
             }
         }
-        Output { answers }
+        Ok(Output { answers })
     }
 }
 
 impl Backend for Cpu {
     fn limits(&self) -> Limits {
-        let spec = self.model.spec();
+        let spec = self.weights.model.spec();
         Limits {
             tokens: TOKENS,
             rows: TOKENS,
@@ -192,7 +201,7 @@ impl Backend for Cpu {
         for &(from, to) in &batch.copies {
             self.kv.copy_block(from, to);
         }
-        let output = self.evaluate(batch, &tokens);
+        let output = self.evaluate(batch, &tokens)?;
         self.sampled = output.tokens();
         self.answered.push_back(output);
         Ok(())

@@ -8,6 +8,7 @@ use crate::kernels::Kernels;
 use crate::memory::Shared;
 use crate::panels::{Format, Panels};
 use crate::pool::{Pool, Shares};
+use crate::simd::LANES;
 
 /// Packed matrices of one layer, in the order in which they are multiplied.
 pub struct PackedLayer {
@@ -34,9 +35,11 @@ pub struct Packed {
 
 /// Matrices start at a page, so that the last page of one is not the first of the next.
 const ALIGN: usize = 4096;
+/// Bytes of the file between two times that pages are given back.
+const SLAB: usize = 8 << 20;
 
 impl Packed {
-    /// Packs a model's matrices on all threads and gives back the pages of the mapping as it goes, so that
+    /// Packs a model's matrices on all threads and gives back the pages of the mapping slab by slab, so that
     /// the file never counts twice. `progress` hears of the bytes done and their total.
     pub fn new(
         model: &Model,
@@ -62,17 +65,25 @@ impl Packed {
         let mut panels = Vec::new();
         for (matrix, (format, at)) in matrices.iter().zip(places) {
             let packed = Panels::new(format, matrix.rows, matrix.cols, arena.at(at));
-            shares.reset();
-            pool.run(&|thread, _| {
-                shares.take(thread, packed.panels(), |panel| {
-                    // SAFETY: the panel is this thread's, and the matrix has its format and shape.
-                    unsafe { (kernels.pack)(&packed, format, matrix, panel) };
-                });
-            });
-            matrix.release();
+            let row_bytes = matrix.bytes().len() / matrix.rows.max(1);
+            let slab = (SLAB / (row_bytes * LANES).max(1)).max(1);
+            for first in (0..packed.panels()).step_by(slab) {
+                let end = packed.panels().min(first + slab);
+                shares.reset();
+                pool.run(&|thread, _| {
+                    shares.take(thread, end - first, |unit| {
+                        let panel = first + unit;
+                        // SAFETY: the panel is this thread's, and the matrix has its format and shape.
+                        unsafe { (kernels.pack)(&packed, format, matrix, panel) };
+                    });
+                })?;
+                matrix.release(first * LANES..matrix.rows.min(end * LANES));
+                progress(at + end * packed.panel_bytes(), bytes);
+            }
             panels.push(packed);
-            progress(at, bytes);
         }
+        // What is left of the file: the edges of what was given back, mapped again with what lay beside them.
+        weights.release();
         progress(bytes, bytes);
         let mut panels = panels.into_iter();
         let mut next =

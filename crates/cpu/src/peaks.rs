@@ -3,9 +3,11 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use engine::BackendError;
+
 use crate::chains;
 use crate::memory::Shared;
-use crate::pool::Pool;
+use crate::pool::{Panicked, Pool};
 use crate::simd::{Class, Simd};
 
 /// Accumulators of the peak loop: enough to hide the latency of two units.
@@ -21,21 +23,21 @@ pub struct Peaks {
 }
 
 /// Measures both in about half a second.
-pub fn measure(class: Class, threads: usize) -> std::io::Result<Peaks> {
+pub fn measure(class: Class, threads: usize) -> Result<Peaks, BackendError> {
     let mut pool = Pool::new(threads)?;
-    let kernels = class.kernels().ok_or_else(|| std::io::Error::other("class not available"))?;
+    let kernels = class.required()?;
     let rounds = 1 << 16;
     let seconds = best_of(8, || {
         pool.run(&|_, _| {
             // SAFETY: the machine has the class.
             black_box(unsafe { (kernels.dot_peak)(rounds) });
-        });
-    });
+        })
+    })?;
     let products = rounds * CHAINS * 2 * crate::simd::LANES;
     let dot = (2 * products * pool.threads()) as f64 / seconds;
 
     let bytes = 512 << 20;
-    let buffer = Shared::<u64>::new(bytes / 8, "measuring").map_err(std::io::Error::other)?;
+    let buffer = Shared::<u64>::new(bytes / 8, "measuring")?;
     let read = |thread: usize, threads: usize| {
         let lines = bytes / 64;
         let (start, end) = (lines * thread / threads, lines * (thread + 1) / threads);
@@ -47,34 +49,34 @@ pub fn measure(class: Class, threads: usize) -> std::io::Result<Peaks> {
     let seconds = best_of(6, || {
         pool.run(&|thread, team| {
             black_box(read(thread, team.threads()));
-        });
-    });
+        })
+    })?;
     Ok(Peaks { read: bytes as f64 / seconds, dot })
 }
 
 /// Multiplications and additions a second of single instructions that a matrix product could be made of, on all
 /// threads together: of those that this processor has, in about a tenth of a second each.
-pub fn instructions(threads: usize) -> std::io::Result<impl Iterator<Item = (&'static str, f64)>> {
+pub fn instructions(threads: usize) -> Result<Vec<(&'static str, f64)>, BackendError> {
     let mut pool = Pool::new(threads)?;
-    Ok(chains::available().into_iter().map(move |chain| {
+    let mut rates = Vec::new();
+    for chain in chains::available() {
         let rounds = 1 << 22;
-        let seconds = best_of(8, || {
-            // SAFETY: the processor has the instruction.
-            pool.run(&|_, _| unsafe { (chain.run)(rounds) });
-        });
+        // SAFETY: the processor has the instruction.
+        let seconds = best_of(8, || pool.run(&|_, _| unsafe { (chain.run)(rounds) }))?;
         let operations = rounds * chains::CHAINS * chain.operations * pool.threads();
-        (chain.name, operations as f64 / seconds)
-    }))
+        rates.push((chain.name, operations as f64 / seconds));
+    }
+    Ok(rates)
 }
 
-fn best_of(times: usize, mut run: impl FnMut()) -> f64 {
+fn best_of(times: usize, mut run: impl FnMut() -> Result<(), Panicked>) -> Result<f64, Panicked> {
     let mut best = f64::INFINITY;
     for _ in 0..times {
         let start = Instant::now();
-        run();
+        run()?;
         best = best.min(start.elapsed().as_secs_f64());
     }
-    best
+    Ok(best)
 }
 
 /// Streams that are read side by side.

@@ -1,9 +1,12 @@
 //! A fixed pool of threads that run one function together, phase by phase.
 
 use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
+
+use engine::BackendError;
 
 /// Checks of an atomic before a waiting thread sleeps: some 50 microseconds.
 const SPINS: u32 = 2000;
@@ -23,7 +26,22 @@ pub struct Team {
     /// Threads that arrived at the barrier, and how often all have.
     arrived: AtomicU32,
     passed: Signal,
+    /// Threads that are through with the job, and how often all were.
+    left: AtomicU32,
+    ended: Signal,
+    /// Whether a thread panicked in this job: no barrier will see them all.
+    broken: AtomicBool,
     stop: AtomicBool,
+}
+
+/// A thread panicked, and the job was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Panicked;
+
+impl From<Panicked> for BackendError {
+    fn from(_: Panicked) -> Self {
+        BackendError::Device("a thread panicked".into())
+    }
 }
 
 type Job = *const (dyn Fn(usize, &Team) + Sync);
@@ -35,7 +53,7 @@ unsafe impl Send for Team {}
 
 impl Pool {
     /// A pool of `threads` threads, the caller's included.
-    pub fn new(threads: usize) -> std::io::Result<Pool> {
+    pub fn new(threads: usize) -> Result<Pool, BackendError> {
         let threads = threads.max(1);
         let team = Arc::new(Team {
             threads,
@@ -43,13 +61,17 @@ impl Pool {
             job: UnsafeCell::new(None),
             arrived: AtomicU32::new(0),
             passed: Signal::default(),
+            left: AtomicU32::new(0),
+            ended: Signal::default(),
+            broken: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
         let mut pool = Pool { team, workers: Vec::new() };
         for thread in 1..threads {
             let team = Arc::clone(&pool.team);
             let worker = std::thread::Builder::new().name(format!("kipp-cpu-{thread}"));
-            pool.workers.push(worker.spawn(move || team.work(thread))?);
+            let refused = |error| BackendError::Unavailable(format!("thread {thread}: {error}"));
+            pool.workers.push(worker.spawn(move || team.work(thread)).map_err(refused)?);
         }
         Ok(pool)
     }
@@ -59,18 +81,21 @@ impl Pool {
         self.team.threads
     }
 
-    /// Runs `job` on every thread; returns when all have.
-    pub fn run(&mut self, job: &(dyn Fn(usize, &Team) + Sync)) {
+    /// Runs `job` on every thread; returns when all have, or have given up because one panicked.
+    pub fn run(&mut self, job: &(dyn Fn(usize, &Team) + Sync)) -> Result<(), Panicked> {
         // SAFETY: all threads are waiting for the epoch to change, so that nobody reads the job; the
-        // barrier below keeps `job` alive until all have run it.
+        // wait for all of them below keeps `job` alive until all have run it.
         unsafe {
             let job: *const (dyn Fn(usize, &Team) + Sync + '_) = job;
             *self.team.job.get() =
                 Some(std::mem::transmute::<*const (dyn Fn(usize, &Team) + Sync + '_), Job>(job));
         }
         self.team.epoch.raise();
-        job(0, &self.team);
-        self.team.barrier();
+        self.team.take_part(0, job);
+        match self.team.broken.swap(false, SeqCst) {
+            true => Err(Panicked),
+            false => Ok(()),
+        }
     }
 }
 
@@ -91,14 +116,42 @@ impl Team {
         self.threads
     }
 
-    /// Waits until all threads are here.
+    /// Waits until all threads are here; unwinds if one never will be.
     pub fn barrier(&self) {
         let passed = self.passed.count();
+        self.check();
         if self.arrived.fetch_add(1, SeqCst) + 1 == self.threads as u32 {
             self.arrived.store(0, SeqCst);
             self.passed.raise();
         } else {
             self.passed.wait_beyond(passed);
+            self.check();
+        }
+    }
+
+    /// Leaves the job if another thread panicked in it.
+    fn check(&self) {
+        if self.broken.load(SeqCst) {
+            // Without another message: the one that panicked has printed its own.
+            resume_unwind(Box::new(Panicked));
+        }
+    }
+
+    /// One thread's part in a job; returns when all threads are through with theirs.
+    fn take_part(&self, thread: usize, job: &(dyn Fn(usize, &Team) + Sync)) {
+        // What the job leaves half done is numbers, which nobody reads after an error.
+        if catch_unwind(AssertUnwindSafe(|| job(thread, self))).is_err() {
+            self.broken.store(true, SeqCst);
+            // Those that wait at a barrier look at it; those that come to one do so first.
+            self.passed.raise();
+        }
+        let ended = self.ended.count();
+        if self.left.fetch_add(1, SeqCst) + 1 == self.threads as u32 {
+            self.left.store(0, SeqCst);
+            self.arrived.store(0, SeqCst);
+            self.ended.raise();
+        } else {
+            self.ended.wait_beyond(ended);
         }
     }
 
@@ -110,12 +163,11 @@ impl Team {
             if self.stop.load(SeqCst) {
                 return;
             }
-            // SAFETY: `run` set the job before it raised the epoch and keeps it until the barrier.
+            // SAFETY: `run` set the job before it raised the epoch and keeps it until all are through.
             if let Some(job) = unsafe { *self.job.get() } {
                 // SAFETY: as above.
-                unsafe { (*job)(thread, self) };
+                self.take_part(thread, unsafe { &*job });
             }
-            self.barrier();
         }
     }
 }
@@ -233,4 +285,35 @@ fn physical_cores() -> Option<usize> {
 #[cfg(not(target_os = "linux"))]
 fn physical_cores() -> Option<usize> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever panics, wherever the others are: the job ends with an error, and the next one runs.
+    #[test]
+    fn a_panic_ends_the_job_and_not_the_pool() {
+        let phases = 5;
+        for threads in [1, 2, 5] {
+            let mut pool = Pool::new(threads).expect("threads");
+            for (culprit, when) in (0..threads).flat_map(|t| (0..phases).map(move |p| (t, p))) {
+                let broken = pool.run(&|thread, team| {
+                    for phase in 0..phases {
+                        assert!((thread, phase) != (culprit, when), "planted");
+                        team.barrier();
+                    }
+                });
+                assert_eq!(broken, Err(Panicked));
+                let done = AtomicUsize::new(0);
+                let whole = pool.run(&|_, team| {
+                    for _ in 0..phases {
+                        team.barrier();
+                        done.fetch_add(1, SeqCst);
+                    }
+                });
+                assert_eq!((whole, done.into_inner()), (Ok(()), threads * phases));
+            }
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Class, Cpu, Options};
+use cpu::{Class, Cpu, CpuModel, Options};
 use engine::conformance::{GATES, Reproducibility, Rig, Subject};
 use model::{Model, Scheme, Spec};
 
@@ -20,10 +20,8 @@ const RAGGED: Spec = Spec {
 };
 
 fn gates(model: &Arc<Model>, options: Options, bound: f64, seed: u64) {
-    let mut make = |kv| {
-        let cpu = Cpu::new(Arc::clone(model), kv, options, &mut |_, _| ())?;
-        Ok(Box::new(cpu) as Box<_>)
-    };
+    let weights = CpuModel::load(Arc::clone(model), options, &mut |_, _| ()).expect("weights");
+    let mut make = |kv| Ok(Box::new(Cpu::new(&weights, kv)?) as Box<_>);
     let mut rig = Rig::new(Subject {
         model: Arc::clone(model),
         make: &mut make,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cpu::{Cpu, Options};
+use cpu::{Cpu, CpuModel, Options};
 use engine::conformance::nmse;
 use engine::sampling::argmax;
 use engine::{Answer, Backend, Batch, Input, KvConfig, KvKind, Oracle, Output, Row, Want};
@@ -58,7 +58,8 @@ fn text_reads_as_the_oracle_reads_it() {
         let model = Arc::new(under(scheme));
         let mut oracle = Oracle::new(Arc::clone(&model), kv, 2);
         let options = Options { threads: 2, ..Options::default() };
-        let mut cpu = Cpu::new(model, kv, options, &mut |_, _| ()).expect("a backend");
+        let weights = CpuModel::load(model, options, &mut |_, _| ()).expect("weights");
+        let mut cpu = Cpu::new(&weights, kv).expect("a backend");
         let (found, expected) = (logits(&mut cpu, &tokens), logits(&mut oracle, &tokens));
         let error = nmse(&found.concat(), &expected.concat());
         let worst = found.iter().zip(&expected).map(|(a, b)| nmse(a, b)).fold(0.0, f64::max);

@@ -65,6 +65,12 @@ impl CudaModel {
         Ok(Arc::new(CudaModel { context, spec: *model.spec(), options, weights }))
     }
 
+    /// Bytes of the device's memory that are free now.
+    pub fn free_memory(&self) -> Result<u64> {
+        self.context.enter()?;
+        self.context.free_memory()
+    }
+
     /// The device.
     pub fn device(&self) -> &Device {
         &self.context.device

@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use cpu::{Cpu, Options};
+use cpu::{Cpu, CpuModel, Options};
 use engine::conformance::Reproducibility;
 use engine::{Backend, BackendError, KvConfig, Oracle};
 use model::Model;
+
+use crate::machine;
+use crate::output::Bar;
 
 /// What computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -33,8 +36,21 @@ pub struct Settings {
     pub deterministic: bool,
 }
 
-/// Makes backends of one model with different KV caches.
-pub type Maker = Box<dyn FnMut(KvConfig) -> Result<Box<dyn Backend>, BackendError>>;
+/// A model whose weights are where a backend wants them.
+pub struct Prepared {
+    /// Makes backends of it with different KV caches.
+    pub make: Box<Make>,
+    /// Bytes that a KV cache may take by now, where that can be told.
+    pub room: Box<dyn Fn() -> Option<u64>>,
+}
+
+type Make = dyn FnMut(KvConfig) -> Result<Box<dyn Backend>, BackendError>;
+
+/// The part of a GPU's free memory that a KV cache may take; activations need some of the rest.
+#[cfg(feature = "cuda")]
+const DEVICE_PART: (u64, u64) = (4, 5);
+/// The part of the machine's free memory: other programs want some.
+const HOST_PART: (u64, u64) = (1, 2);
 
 /// Upper limits of a machine, where they can be measured.
 #[derive(Debug, Clone, Default)]
@@ -65,22 +81,25 @@ impl BackendName {
         }
     }
 
-    /// Prepares the model once and makes backends of it.
-    pub fn maker(self, model: &Arc<Model>, settings: Settings) -> Result<Maker, BackendError> {
+    /// Brings the weights to where the backend wants them; a line on the terminal shows how far that is.
+    pub fn prepare(self, model: &Arc<Model>, settings: Settings) -> Result<Prepared, BackendError> {
         let model = Arc::clone(model);
         let threads = settings.threads;
-        match self {
+        let host = || machine::available_memory().map(|free| part(free, HOST_PART));
+        let mut bar = Bar::new("loading");
+        let mut progress = |done, total| bar.show(done as u64, total as u64);
+        let make: Box<Make> = match self {
             BackendName::Cpu => {
                 let options = Options { threads, ..Options::default() };
-                Ok(Box::new(move |kv| {
-                    Ok(Box::new(Cpu::new(Arc::clone(&model), kv, options, &mut |_, _| {})?))
-                }))
+                let weights = CpuModel::load(model, options, &mut progress)?;
+                Box::new(move |kv| Ok(Box::new(Cpu::new(&weights, kv)?)))
             }
-            BackendName::Cuda => cuda_maker(&model, settings),
+            BackendName::Cuda => return prepare_cuda(&model, settings, &mut progress),
             BackendName::Oracle => {
-                Ok(Box::new(move |kv| Ok(Box::new(Oracle::new(Arc::clone(&model), kv, threads)))))
+                Box::new(move |kv| Ok(Box::new(Oracle::new(Arc::clone(&model), kv, threads))))
             }
-        }
+        };
+        Ok(Prepared { make, room: Box::new(host) })
     }
 
     /// What the machine can do at most with this backend's instructions, measured now.
@@ -101,16 +120,35 @@ impl BackendName {
     }
 }
 
+fn part(of: u64, (some, all): (u64, u64)) -> u64 {
+    of / all * some
+}
+
+/// Told of bytes that are done, and of all.
+type Progress<'a> = dyn FnMut(usize, usize) + 'a;
+
 #[cfg(feature = "cuda")]
-fn cuda_maker(model: &Model, settings: Settings) -> Result<Maker, BackendError> {
+fn prepare_cuda(
+    model: &Model,
+    settings: Settings,
+    progress: &mut Progress<'_>,
+) -> Result<Prepared, BackendError> {
     let Settings { device, deterministic, .. } = settings;
     let options = cuda::Options { device, deterministic, ..cuda::Options::default() };
-    let model = cuda::CudaModel::load(model, options, &mut |_, _| {})?;
-    Ok(Box::new(move |kv| Ok(Box::new(cuda::CudaBackend::new(&model, kv)?))))
+    let model = cuda::CudaModel::load(model, options, progress)?;
+    let weights = Arc::clone(&model);
+    Ok(Prepared {
+        make: Box::new(move |kv| Ok(Box::new(cuda::CudaBackend::new(&weights, kv)?))),
+        room: Box::new(move || model.free_memory().ok().map(|free| part(free, DEVICE_PART))),
+    })
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda_maker(_model: &Model, _settings: Settings) -> Result<Maker, BackendError> {
+fn prepare_cuda(
+    _model: &Model,
+    _settings: Settings,
+    _progress: &mut Progress<'_>,
+) -> Result<Prepared, BackendError> {
     Err(BackendError::Unavailable("this kipp was built without the feature `cuda`".into()))
 }
 

@@ -16,7 +16,7 @@ use rustyline::config::Configurer;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 use text::thinking::Parts;
-use text::{Conversation, Message, Role, Thinking, Tokenizer};
+use text::{Begin, Conversation, Message, Role, Thinking, Tokenizer};
 
 use crate::interrupt;
 use crate::options::ModelOptions;
@@ -304,8 +304,13 @@ impl Chat {
 
     fn generate(&mut self) -> Result<Message> {
         let prompt = self.conversation().render(self.checkpoint.variant)?;
+        let begin = match (prompt.ends_thinking(), self.thinking) {
+            (true, _) => Begin::Inside,
+            (false, true) => Begin::MayThink,
+            (false, false) => Begin::Answer,
+        };
         let mut answer = Answer {
-            thinking: Thinking::new(prompt.ends_thinking()),
+            thinking: Thinking::new(begin),
             message: Message::new(Role::Assistant, ""),
             dim: self.terminal,
             thought: String::new(),

@@ -12,7 +12,11 @@ use crate::store::parse_scheme;
 #[derive(clap::Args)]
 pub struct Args {
     /// Folder with config.json, tokenizer.json and the safetensors files
-    dir: PathBuf,
+    #[arg(required_unless_present = "synthetic")]
+    dir: Option<PathBuf>,
+    /// Make weights up instead, with the checkpoint's dimensions, to measure with
+    #[arg(long, conflicts_with = "dir")]
+    synthetic: bool,
     /// Registry id of the checkpoint that the folder holds
     #[arg(long)]
     checkpoint: String,
@@ -44,6 +48,9 @@ pub fn run(args: Args) -> Result<()> {
             complain(&format!("{}0 % of {}", reached, size(total)));
         }
     };
-    hub::convert(&args.dir, checkpoint, schemes, &args.out, progress)?;
+    match &args.dir {
+        Some(dir) => hub::convert(dir, checkpoint, schemes, &args.out, progress)?,
+        None => model::synthetic::write(&args.out, checkpoint, schemes, 0, progress)?,
+    }
     Ok(())
 }

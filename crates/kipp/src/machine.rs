@@ -28,9 +28,21 @@ pub fn processor() -> String {
     name.unwrap_or("unknown").to_string()
 }
 
-/// Bytes that a program may still take, where the system tells it.
+/// Bytes that a program may still take, where the system tells it: what is available, and what its control
+/// group still allows.
 pub fn available_memory() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+    let free = line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024;
+    Some(group_memory().map_or(free, |allowed| free.min(allowed)))
+}
+
+/// What the control group leaves, if it has a limit; its share of the page cache can be had back.
+fn group_memory() -> Option<u64> {
+    let read = |name| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
+    let number = |name| read(name)?.trim().parse::<u64>().ok();
+    let used = number("memory.current")?;
+    let stat = read("memory.stat")?;
+    let cache = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
+    Some(number("memory.max")?.saturating_sub(used.saturating_sub(cache.unwrap_or(0))))
 }

@@ -8,7 +8,7 @@ use engine::philox::random_seed;
 use engine::{Backend, BackendError, KvConfig, KvKind, SamplingParams};
 use model::{Checkpoint, Model, Spec};
 
-use crate::backends::{BackendName, Maker, Settings};
+use crate::backends::{BackendName, Prepared, Settings};
 use crate::output::wrong_usage;
 use crate::store::{Reference, parse_scheme};
 
@@ -82,13 +82,13 @@ impl ModelOptions {
 
     /// A backend that holds `positions` in its KV cache.
     pub fn backend(&self, model: &Arc<Model>, positions: usize) -> Result<Box<dyn Backend>> {
-        Ok(self.maker(model)?(self.kv_config(positions))?)
+        Ok((self.prepare(model)?.make)(self.kv_config(positions))?)
     }
 
-    /// What makes backends of the chosen kind; the model is prepared once.
-    pub fn maker(&self, model: &Arc<Model>) -> Result<Maker, BackendError> {
+    /// The model, ready for backends of the chosen kind.
+    pub fn prepare(&self, model: &Arc<Model>) -> Result<Prepared, BackendError> {
         let Self { device, deterministic, .. } = *self;
-        self.backend.maker(model, Settings { threads: self.threads(), device, deterministic })
+        self.backend.prepare(model, Settings { threads: self.threads(), device, deterministic })
     }
 }
 

@@ -5,14 +5,13 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use engine::batch::BLOCK;
 use engine::{Engine, KvConfig, Service, Settings};
-use model::Model;
 use server::{Card, Config, Ended, Loaded, Server, Tls};
 use text::Tokenizer;
 use tokio::sync::watch;
 
-use crate::machine;
 use crate::options::{ModelOptions, parse_size};
 use crate::output::{complain, size, wrong_usage};
 use crate::store::BUILTIN;
@@ -52,7 +51,8 @@ pub struct Args {
     /// Tokens that one step evaluates at most
     #[arg(long, env = "KIPP_TOKEN_BUDGET", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
     token_budget: u16,
-    /// Bytes for keys and values, e.g. 4096M; half of what is free if left out
+    /// Bytes for keys and values, e.g. 4096M; half of what is free behind the weights if left out, on a GPU
+    /// four fifths
     #[arg(long, env = "KIPP_KV_MEMORY", value_parser = parse_size)]
     kv_memory: Option<usize>,
     /// Largest body of a request in bytes
@@ -118,16 +118,30 @@ impl Args {
         })
     }
 
-    /// The KV cache: what was asked for, or half of the free memory, and never more than all requests
-    /// at once could fill.
-    fn kv(&self, model: &Model, context: usize) -> KvConfig {
+    /// The KV cache, given the positions that a request may have and the bytes that there are: what was asked
+    /// for, or `room`, and never more than all requests at once could fill. Also those positions, which are
+    /// fewer if the memory holds no more.
+    fn kv(&self, layers: usize, context: usize, room: Option<u64>) -> Result<(KvConfig, usize)> {
         let one = self.model.kv_config(context);
         let most = one.blocks * usize::from(self.max_seqs);
-        let each = KvConfig { blocks: 1, ..one }.bytes(model.spec().layers);
-        let free = || machine::available_memory().map(|free| free / 2);
-        let memory = self.kv_memory.map(|bytes| bytes as u64).or_else(free);
-        let blocks = memory.map_or(4 * one.blocks, |bytes| (bytes / each) as usize);
-        KvConfig { blocks: blocks.clamp(1, most), ..one }
+        let each = KvConfig { blocks: 1, ..one }.bytes(layers);
+        let memory = self.kv_memory.map(|bytes| bytes as u64).or(room);
+        let blocks = memory.map_or(4 * one.blocks, |bytes| (bytes / each) as usize).min(most);
+        let held = blocks * BLOCK;
+        let found = memory.map(size).unwrap_or_default();
+        if blocks == 0 {
+            bail!(
+                "--kv-memory: expected at least {} for {BLOCK} positions, found {found}",
+                size(each)
+            );
+        }
+        if held < context && self.model.ctx.is_some() {
+            let needed = size(one.bytes(layers));
+            bail!(
+                "--ctx {context}: expected {needed} for keys and values, found {found}, which hold {held}"
+            );
+        }
+        Ok((KvConfig { blocks, ..one }, context.min(held)))
     }
 }
 
@@ -136,9 +150,11 @@ fn load(args: &Args) -> Result<(Loaded, String)> {
     let model = args.model.open()?;
     let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
     let checkpoint = model.checkpoint().context("the model is of no registered checkpoint")?;
-    let context = args.model.context(&model)?;
-    let kv = args.kv(&model, context);
-    let backend = args.model.maker(&model)?(kv)?;
+    let asked = args.model.context(&model)?;
+    let mut prepared = args.model.prepare(&model)?;
+    // Only now is it known what the weights leave.
+    let (kv, context) = args.kv(model.spec().layers, asked, (prepared.room)())?;
+    let backend = (prepared.make)(kv)?;
     let settings = Settings {
         max_running: args.max_seqs.into(),
         token_budget: args.token_budget.into(),
@@ -146,11 +162,11 @@ fn load(args: &Args) -> Result<(Loaded, String)> {
     };
     let engine = Engine::new(backend, tokenizer.vocabulary(), settings);
     let banner = format!(
-        "checkpoint {} at {}, {}; context {}; {} KV blocks, {}; backend {} on {} threads",
+        "checkpoint {} at {}, {}; context {context}{}; {} KV blocks, {}; backend {} on {} threads",
         checkpoint.id,
         &checkpoint.revision[..12],
         model.scheme.name(),
-        engine.context(),
+        if context < asked { format!(" of {asked}: the memory holds no more") } else { "".into() },
         kv.blocks,
         size(kv.bytes(model.spec().layers)),
         args.model.backend.name(),

@@ -43,10 +43,10 @@ pub fn run(args: Args) -> Result<()> {
         model.spec().layers,
         args.model.backend.name()
     ))?;
-    let mut make = args.model.maker(&model)?;
+    let mut prepared = args.model.prepare(&model)?;
     let mut rig = Rig::new(Subject {
         model: Arc::clone(&model),
-        make: &mut make,
+        make: &mut prepared.make,
         reproducibility: args.model.backend.reproducibility(),
         bound: args.bound,
         threads: args.model.threads(),

@@ -130,6 +130,33 @@ fn a_closed_pipe_ends_quietly() {
     assert_eq!(stderr(&output), "");
 }
 
+/// Case CL-02: at the end of the input the conversation ends, the last line answered with or without its end.
+#[test]
+fn a_conversation_ends_with_its_input() {
+    let args = ["chat", "--max-tokens", "5", "--temperature", "0", "--no-think"];
+    let none = run(&args, b"");
+    assert!(none.status.success(), "{}", stderr(&none));
+    assert_eq!(stdout(&none).trim(), "");
+    let whole = run(&args, b"hi\n");
+    let cut = run(&args, b"hi");
+    assert!(whole.status.success() && cut.status.success());
+    assert_eq!(stdout(&whole), stdout(&cut));
+    assert!(!stdout(&cut).trim().is_empty());
+    assert!(!stdout(&cut).contains(['\x1b', '>']), "prompts and colours are for terminals");
+}
+
+/// Case CU-01: what cannot run is refused with the reason, and nothing else runs in its place.
+#[test]
+fn a_backend_that_is_not_there_is_refused() {
+    let output = kipp(&["generate", "--backend", "cuda", "--prompt", "x"])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .expect("kipp runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stdout(&output), "");
+    assert!(stderr(&output).contains("backend unavailable"), "{}", stderr(&output));
+}
+
 #[test]
 fn wrong_usage_exits_with_2_and_failure_with_1() {
     let status = |args: &[&str]| run(args, b"").status.code();
@@ -182,6 +209,14 @@ fn errors_name_the_field_what_was_expected_and_what_was_found() {
     assert_eq!(
         message(&["generate", "--ctx", "4", "--prompt", "Once upon a time"], b""),
         "kipp: prompt: expected fewer tokens than the context of 4, found 5"
+    );
+    assert_eq!(
+        message(&["serve", "--port", "0", "--ctx", "2k", "--kv-memory", "1M"], b""),
+        "kipp: --ctx 2048: expected 50.3 MB for keys and values, found 1.0 MB, which hold 32"
+    );
+    assert!(
+        message(&["serve", "--port", "0", "--kv-memory", "9"], b"")
+            .starts_with("kipp: --kv-memory: expected at least 786 kB for 32 positions, found 9 B")
     );
     assert_eq!(
         message(&["generate"], b"abc\xff"),

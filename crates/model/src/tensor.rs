@@ -106,6 +106,11 @@ impl Bytes {
         self.owner.release(self.start..self.start + self.len);
     }
 
+    /// The same for all that the owner holds.
+    fn release_owner(&self) {
+        self.owner.release(0..self.owner.bytes().len());
+    }
+
     /// A part of these bytes with the same owner; `None` if it is not inside.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let len = range.end.checked_sub(range.start)?;
@@ -175,9 +180,17 @@ impl Matrix {
         &self.bytes[row * len..(row + 1) * len]
     }
 
-    /// Gives back the pages of a mapped file, for a backend that has made its own copy.
-    pub fn release(&self) {
-        self.bytes.release();
+    /// Gives back the pages of a mapped file that hold these rows, for a backend that has made its own copy.
+    pub fn release(&self, rows: Range<usize>) {
+        let len = self.ty.row_bytes(self.cols);
+        if let Some(bytes) = self.bytes.slice(rows.start * len..rows.end * len) {
+            bytes.release();
+        }
+    }
+
+    /// Gives back all pages of the file that the matrix is in.
+    pub(crate) fn release_file(&self) {
+        self.bytes.release_owner();
     }
 
     /// Decodes one row into `out`, `[cols]`.

@@ -83,6 +83,11 @@ impl Weights {
         };
         Ok(Self { embedding, layers, output_norm, head })
     }
+
+    /// Gives back all pages of a mapped file; those that are looked at again are read again.
+    pub fn release(&self) {
+        self.embedding.release_file();
+    }
 }
 
 /// The weights once more, to be stored under another scheme. A tensor that is not of this checkpoint's layout is

@@ -9,12 +9,12 @@ use engine::request::{Event, FinishReason, Finished, Timings, Usage};
 use text::chat::ToolCall;
 use text::thinking::Parts;
 use text::tool_calls::Event as Said;
-use text::{Thinking, ToolCalls};
+use text::{Begin, Thinking, ToolCalls};
 use tokio::sync::mpsc;
 
 use crate::app::{App, ChoiceSink, Engine};
 use crate::error::{ApiError, Result};
-use crate::guide::{Begin, Guide, Rules};
+use crate::guide::{Guide, Rules};
 use crate::params::Params;
 use crate::record::Record;
 

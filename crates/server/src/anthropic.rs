@@ -10,7 +10,7 @@ use text::{Message, Role};
 
 use crate::answer::{Answers, Ask, EndOfAnswer, Finish, Step, Whole};
 use crate::app::{Engine, new_id};
-use crate::chat::{Chat, Effort, Tool, ToolChoice, check_choice, flat_tool};
+use crate::chat::{Chat, Effort, Format, Tool, ToolChoice, check_choice, flat_tool};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, elements, is_string, parse};
 use crate::params::{Params, stop_texts};
@@ -18,14 +18,14 @@ use crate::reply::{Events, Writer, json_body, send};
 use crate::routes::Call;
 
 /// Answers a request for a message.
-pub async fn handle(call: Call) -> Result<Response> {
+pub async fn handle(mut call: Call) -> Result<Response> {
     let (asks, writer, streamed) = call.prepare(read).await?;
     let answers = Answers::start(&call.app, &call.engine, &call.record, asks)?;
     send(answers, writer, streamed).await
 }
 
 /// Counts the prompt tokens of a request.
-pub async fn count(call: Call) -> Result<Response> {
+pub async fn count(mut call: Call) -> Result<Response> {
     let tokens = call.prepare(|engine, body| {
         let mut fields = Fields::body(body)?;
         let chat = conversation(engine, &mut fields)?;
@@ -94,6 +94,20 @@ fn conversation(engine: &Engine, fields: &mut Fields<'_>) -> Result<Chat> {
         choice.finish()?;
     }
     check_choice(&chat.tool_choice, &chat.tools)?;
+    if let Some(mut config) = fields.object("output_config")? {
+        // How much to think is said by `thinking`.
+        config.ignore(&["effort"]);
+        if let Some(mut format) = config.object("format")? {
+            let path = format.path("type");
+            if let Some(other) = format.string("type")?.filter(|kind| kind != "json_schema") {
+                return Err(ApiError::field(&path, "\"json_schema\"", format!("{other:?}")));
+            }
+            let at = format.path("schema");
+            chat.format = Format::Json(parse(format.require("schema")?, &at, "a JSON schema")?, at);
+            format.finish()?;
+        }
+        config.finish()?;
+    }
     Ok(chat)
 }
 
@@ -160,6 +174,8 @@ fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()> {
                 turn.reasoning = block.string("thinking")?;
                 said = true;
             }
+            // Another provider's thoughts, which only it can read.
+            ("redacted_thinking", Role::Assistant) => said = true,
             ("tool_use", Role::Assistant) => {
                 let name = block.string("name")?.unwrap_or_default();
                 let arguments = block.take("input").map_or("{}", RawValue::get).to_owned();

@@ -9,13 +9,16 @@ use engine::request::{Event, Sink, SinkError};
 use engine::{SamplingParams, Service};
 use model::Variant;
 use text::Tokenizer;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::{ApiError, Result};
 use crate::guide::Grammars;
 use crate::listen::Config;
 use crate::metrics::Metrics;
+
+/// Large bodies that are in memory at once.
+const LARGE_BODIES: usize = 16;
 
 /// What clients are told about the model, and what their text is turned into tokens with.
 #[derive(Clone)]
@@ -77,6 +80,8 @@ pub struct App {
     engine: OnceLock<Arc<Engine>>,
     /// Largest body of a request, in bytes.
     pub max_body: usize,
+    /// Turns to have a body in memory that is not small.
+    pub large_bodies: Semaphore,
     /// Longest time for one answer.
     pub request_timeout: Duration,
     /// Keys that let a request in; none are needed if empty.
@@ -93,6 +98,7 @@ impl App {
         App {
             engine: OnceLock::new(),
             max_body: config.max_body,
+            large_bodies: Semaphore::new(LARGE_BODIES),
             request_timeout: config.request_timeout,
             api_keys: config.api_keys,
             cors_origins: config.cors_origins,

@@ -4,13 +4,13 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use text::chat::tools as tool_texts;
 use text::json::write_python;
-use text::{Conversation, Ending, Message, Thinking, ToolCalls};
+use text::{Begin, Conversation, Ending, Message, Thinking, ToolCalls};
 
 use crate::answer::{Ask, Splitter};
 use crate::app::{Card, Engine};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, elements};
-use crate::guide::{Begin, Grammar, Rules, call_grammar, json_grammar};
+use crate::guide::{Grammar, Rules, call_grammar, json_grammar};
 use crate::params::Params;
 
 /// A conversation and how it is to be answered.
@@ -149,7 +149,7 @@ impl Chat {
             one_call: !self.parallel_calls && !offered.is_empty(),
         };
         let splitter = Splitter {
-            thinking: Some(Thinking::new(inside)),
+            thinking: Some(Thinking::new(begin)),
             calls: (!offered.is_empty()).then(ToolCalls::default),
         };
         let ids = prompt.encode(card.tokenizer);

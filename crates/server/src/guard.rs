@@ -51,6 +51,9 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
         response.headers_mut().insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         response.headers_mut().append(VARY, HeaderValue::from_static("Origin"));
     }
+    if let Ok(id) = HeaderValue::from_str(record.id()) {
+        response.headers_mut().insert("x-request-id", id);
+    }
     record.status(response.status());
     response.map(|body| Body::new(Recorded { body, _record: record, _busy: busy }))
 }

@@ -9,7 +9,7 @@ use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use model::{Marker, Vocabulary};
 use serde_json::{Value, json};
-use text::{Special, Tokenizer};
+use text::{Begin, Special, Tokenizer};
 
 use crate::error::{ApiError, Result};
 
@@ -117,17 +117,6 @@ impl Clone for Grammar {
     fn clone(&self) -> Self {
         Grammar(self.0.deep_clone())
     }
-}
-
-/// Where an answer begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Begin {
-    /// With what it says.
-    Answer,
-    /// The model may open a thought, or is made to where something must follow it.
-    MayThink,
-    /// Inside a thought that the prompt has opened.
-    Inside,
 }
 
 /// Follows one answer and says what may come next.

@@ -12,10 +12,12 @@ use axum::http::StatusCode;
 use engine::request::Finished;
 use hyper::body::{Frame, SizeHint};
 
+use crate::app::new_id;
 use crate::listen::Busy;
 
 /// Gathers what is to be said about one request, and says it when the last of it is dropped.
 pub struct Record {
+    id: String,
     method: String,
     path: String,
     started: Instant,
@@ -31,6 +33,7 @@ impl Record {
     /// A record of a request that has just come in.
     pub fn new(method: &str, path: &str) -> Arc<Self> {
         Arc::new(Record {
+            id: new_id("req_"),
             method: method.to_owned(),
             path: path.to_owned(),
             started: Instant::now(),
@@ -42,6 +45,11 @@ impl Record {
             generated: AtomicUsize::new(0),
             reason: Mutex::new("none"),
         })
+    }
+
+    /// What the request is called in its answer and in the log.
+    pub fn id(&self) -> &str {
+        &self.id
     }
 
     /// Notes the status of the response.
@@ -66,6 +74,7 @@ impl Drop for Record {
         let reason = *self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
         tracing::info!(
+            id = %self.id,
             method = %self.method,
             path = %self.path,
             status = status.as_u16(),

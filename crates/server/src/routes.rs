@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
 use serde_json::json;
+use tokio::sync::SemaphorePermit;
+use tokio::time::{Instant, timeout_at};
 
 use crate::app::{App, Engine};
 use crate::error::{ApiError, Result};
@@ -48,51 +51,78 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
+/// Bytes of a body that are read whatever else is going on.
+const SMALL_BODY: usize = 64 << 10;
+
 /// A request to one of the endpoints that read a body.
 pub struct Call {
     pub app: Arc<App>,
     pub engine: Arc<Engine>,
     pub record: Arc<Record>,
-    body: Bytes,
+    body: Body,
 }
 
 impl Call {
-    async fn receive(app: Arc<App>, request: Request) -> Result<Self> {
+    fn new(app: Arc<App>, request: Request) -> Result<Self> {
         let engine = Arc::clone(app.engine()?);
         let (parts, body) = request.into_parts();
         let record = parts.extensions.get::<Arc<Record>>().cloned();
         let record = record.ok_or_else(|| ApiError::internal("the request has no record"))?;
-        let body = read_body(body, app.max_body).await?;
+        let coded = parts.headers.get(CONTENT_ENCODING).filter(|coding| *coding != "identity");
+        if let Some(coding) = coded {
+            let message = format!("content-encoding: expected none, found {coding:?}");
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
         Ok(Call { app, engine, record, body })
     }
 
-    /// Reads the body with `read`, which may take its time over long texts, away from the threads that
-    /// serve connections.
+    /// Receives the body and reads it with `read`, which may take its time over long texts, away from the
+    /// threads that serve connections.
     pub async fn prepare<T: Send + 'static>(
-        &self,
+        &mut self,
         read: fn(&Engine, &[u8]) -> Result<T>,
     ) -> Result<T> {
-        let (engine, body) = (Arc::clone(&self.engine), self.body.clone());
+        let (engine, body) = (Arc::clone(&self.engine), std::mem::take(&mut self.body));
+        let (body, _turn) = self.app.receive(body).await?;
         let task = tokio::task::spawn_blocking(move || read(&engine, &body));
         task.await.map_err(|_| ApiError::internal("reading the request failed"))?
     }
 }
 
-async fn read_body(body: Body, limit: usize) -> Result<Bytes> {
-    let too_large = || {
-        let message = format!("body: expected at most {limit} bytes, found more");
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
-    };
-    // A length that was announced is refused before anything is read.
-    if body.size_hint().lower() > limit as u64 {
-        return Err(too_large());
-    }
-    let whole = tokio::time::timeout(BODY_TIME, Limited::new(body, limit).collect()).await;
-    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
-    match whole.map_err(late)? {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
-        Err(error) => Err(ApiError::invalid(format!("body: {error}"))),
+impl App {
+    /// A body, and the turn of a large one: only so many of them are in memory at once.
+    async fn receive(&self, body: Body) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>)> {
+        let limit = self.max_body;
+        let too_large = || {
+            let message = format!("body: expected at most {limit} bytes, found more");
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+        };
+        // A length that was announced is refused before anything is read.
+        if body.size_hint().lower() > limit as u64 {
+            return Err(too_large());
+        }
+        let mut body = Limited::new(body, limit);
+        let (mut bytes, mut turn) = (Vec::new(), None);
+        let deadline = Instant::now() + BODY_TIME;
+        let late =
+            |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
+        while let Some(frame) = timeout_at(deadline, body.frame()).await.map_err(late)? {
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => too_large(),
+                false => ApiError::invalid(format!("body: {error}")),
+            })?;
+            let Ok(data) = frame.into_data() else { continue };
+            if turn.is_none() && bytes.len() + data.len() > SMALL_BODY {
+                let wait = timeout_at(deadline, self.large_bodies.acquire()).await;
+                turn = wait.ok().and_then(|turn| turn.ok());
+                if turn.is_none() {
+                    let message = "many large requests are being read; try again later";
+                    return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message));
+                }
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok((bytes, turn))
     }
 }
 
@@ -103,7 +133,7 @@ where
 {
     post(move |State(app): State<Arc<App>>, request: Request| async move {
         let path = request.uri().path().to_owned();
-        let answer = async { handler(Call::receive(app, request).await?).await };
+        let answer = async { handler(Call::new(app, request)?).await };
         answer.await.unwrap_or_else(|error| error_response(&error, &path))
     })
 }
@@ -111,7 +141,11 @@ where
 /// An error in the shape of the API that the path belongs to.
 pub fn error_response(error: &ApiError, path: &str) -> Response {
     let body = if path.starts_with("/v1/messages") { error.anthropic() } else { error.openai() };
-    (error.status, json_body(&body)).into_response()
+    let mut response = (error.status, json_body(&body)).into_response();
+    if error.status == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
 }
 
 async fn health(State(app): State<Arc<App>>, uri: Uri) -> Response {
@@ -135,7 +169,13 @@ async fn models(State(app): State<Arc<App>>, uri: Uri) -> Response {
     openai::models::list(&app).unwrap_or_else(|error| error_response(&error, uri.path()))
 }
 
-async fn model(State(app): State<Arc<App>>, Path(id): Path<String>, uri: Uri) -> Response {
+async fn model(
+    State(app): State<Arc<App>>,
+    id: std::result::Result<Path<String>, PathRejection>,
+    uri: Uri,
+) -> Response {
+    // A name that is no text is nobody's.
+    let id = id.map(|Path(id)| id).unwrap_or_default();
     openai::models::one(&app, &id).unwrap_or_else(|error| error_response(&error, uri.path()))
 }
 

@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use common::{CONTEXT, Running, Setup, chat_reply, ids, reply, serve, serve_digest};
+use engine::{Answer, Backend, BackendError, Batch, Input, Limits, Output, Scripted};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -357,6 +359,81 @@ fn tk08_text_that_is_not_unicode() {
     server.ok(COMPLETIONS, paired);
     assert_eq!(server.ok("/tokenize", paired)["tokens"], json!([562, 90_316]));
     assert_eq!(server.get("/health").status, 200);
+}
+
+/// Its logits are not finite where a sequence ends with token 13.
+struct Unsound {
+    inner: Scripted,
+    answered: VecDeque<Output>,
+}
+
+impl Backend for Unsound {
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<(), BackendError> {
+        let mut output = Output::default();
+        self.inner.forward(batch, &mut output)?;
+        for (row, answer) in batch.rows.iter().zip(&mut output.answers) {
+            if batch.tokens[row.token] == Input::Token(13) {
+                *answer = Answer::NotFinite;
+            }
+        }
+        self.answered.push_back(output);
+        Ok(())
+    }
+
+    fn collect(&mut self, out: &mut Output) -> Result<(), BackendError> {
+        *out = self.answered.pop_front().expect("submitted");
+        Ok(())
+    }
+}
+
+#[test]
+fn qz03_logits_that_are_not_finite_end_one_request() {
+    let wrap = |inner| Box::new(Unsound { inner, answered: VecDeque::new() }) as _;
+    let setup = Setup { wrap, ..Setup::default() };
+    let server = serve_digest(setup);
+    let ask = |prompt: &[u32], stream: bool| {
+        let body = json!({"prompt": prompt, "max_tokens": 30, "temperature": 0, "stream": stream});
+        server.post(COMPLETIONS, body)
+    };
+    std::thread::scope(|scope| {
+        let sound = scope.spawn(|| ask(&[1, 2, 3], false));
+        let unsound = ask(&[1, 2, 13], false);
+        assert_eq!(unsound.status, 500);
+        let message = unsound.json()["error"]["message"].as_str().expect("a message").to_owned();
+        assert!(message.contains("not finite"), "{message}");
+        assert_eq!(sound.join().expect("an answer").status, 200);
+    });
+    // What has begun as a stream ends as one, with the error.
+    let streamed = ask(&[1, 2, 13], true);
+    let data = streamed.data();
+    assert!(streamed.status == 500 || data.last().is_some_and(|last| last.contains("not finite")));
+    assert_eq!(ask(&[4, 5], false).status, 200);
+}
+
+/// One huge word: refused within about a second, and others are served meanwhile.
+#[test]
+fn tk07_a_huge_word_holds_nobody_up() {
+    let mut setup = Setup::default();
+    setup.config.max_body = 8 << 20;
+    let server = serve_digest(setup);
+    std::thread::scope(|scope| {
+        for piece in ["a", "_", " ", "你好"] {
+            let server = &server;
+            scope.spawn(move || {
+                let body = json!({"prompt": piece.repeat(400_000)});
+                assert!(server.refused(COMPLETIONS, body).contains("4096"));
+            });
+        }
+        for _ in 0..10 {
+            let asked = Instant::now();
+            server.ok(COMPLETIONS, json!({"prompt": "x", "max_tokens": 1}));
+            assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+        }
+    });
 }
 
 #[test]

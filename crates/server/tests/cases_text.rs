@@ -143,6 +143,16 @@ fn ct03_thinking_is_switched_and_routed() {
     let server = serve(chat_reply(ids("<think>\nwell\n</think>\n\nhi")));
     let on = chat_both(&server, &body(json!({"enable_thinking": true})));
     assert_eq!((on.0.as_str(), on.1.as_str()), ("hi", "well"));
+
+    // What stands before the end of a thought is one, also where the model forgot to begin it.
+    let server = serve(chat_reply(ids("well\n</think>\n\nhi")));
+    for kwargs in [json!({}), json!({"enable_thinking": true})] {
+        let unopened = chat_both(&server, &body(kwargs));
+        assert_eq!((unopened.0.as_str(), unopened.1.as_str()), ("hi", "well"));
+    }
+    let off = chat_both(&server, &body(json!({"enable_thinking": false})));
+    assert_eq!((off.0.as_str(), off.1.as_str()), ("well\n</think>\n\nhi", ""));
+    let server = serve(chat_reply(ids("<think>\nwell\n</think>\n\nhi")));
     let message = server.refused(CHAT, body(json!({"enable_thinking": "yes"})));
     assert!(message.contains("chat_template_kwargs.enable_thinking"), "{message}");
 }

@@ -86,6 +86,80 @@ fn messages_of_anthropic() {
 }
 
 #[test]
+fn odds_and_ends_of_anthropic() {
+    let server = serve(chat_reply(ids("{\"a\": 1}")));
+    let answer = server.ok("/v1/messages", json!({
+        "max_tokens": 50, "metadata": {"user_id": "u"}, "service_tier": "auto", "temperature": 0,
+        "messages": [
+            {"role": "user", "content": "Q"},
+            {"role": "assistant", "content": [
+                {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "A"},
+            ]},
+            {"role": "user", "content": [
+                {"type": "text", "text": "Q2", "cache_control": {"type": "ephemeral"}},
+            ]},
+        ],
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {
+            "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+        }}},
+    }));
+    assert_eq!(answer["content"], json!([{"type": "text", "text": "{\"a\": 1}"}]));
+    for (field, value) in [
+        ("mcp_servers", json!([{"type": "url"}])),
+        ("output_config", json!({"format": {"type": "grammar", "schema": {}}})),
+        ("messages", json!([{"role": "user", "content": [{"type": "document"}]}])),
+        ("system", json!([{"type": "image"}])),
+    ] {
+        let mut body = json!({"max_tokens": 5, "messages": [{"role": "user", "content": "Q"}]});
+        body[field] = value;
+        let response = server.post("/v1/messages", body);
+        assert_eq!(response.status, 400, "{}", response.text());
+        let message = response.json()["error"]["message"].as_str().expect("a message").to_owned();
+        assert!(message.contains(field), "{message}");
+    }
+}
+
+/// What clients send back of earlier answers, and fields that say nothing new.
+#[test]
+fn odds_and_ends_of_openai() {
+    let server = serve(chat_reply(ids("hi")));
+    let answer = server.post("/v1/chat/completions", json!({
+        "messages": [
+            {"role": "developer", "content": "S", "name": "n"},
+            {"role": "user", "content": "Q", "name": "n"},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "audio": null,
+             "refusal": null, "annotations": [], "function_call": null, "tool_calls": null},
+            {"role": "user", "content": [{"type": "text", "text": "Q2"}]},
+        ],
+        "modalities": ["text"], "response_format": {"type": "text"}, "stop": null, "n": null,
+        "logit_bias": {}, "parallel_tool_calls": true, "service_tier": "auto", "store": false,
+        "tool_choice": "auto", "prediction": null, "top_logprobs": 0, "logprobs": false,
+    }));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.json()["choices"][0]["message"]["content"], "hi");
+    let ids: Vec<String> = (0..2)
+        .map(|_| server.get("/v1/models").header("x-request-id").expect("an id").to_owned())
+        .collect();
+    assert_ne!(ids[0], ids[1]);
+    for (field, value) in [
+        ("messages", json!([])),
+        ("messages", json!([{"role": "function", "content": "x", "name": "f"}])),
+        ("messages", json!("Q")),
+        ("prediction", json!({"type": "content", "content": "x"})),
+        ("modalities", json!(["audio"])),
+        ("top_logprobs", json!(5)),
+        ("tools", json!([{"type": "web_search"}])),
+        ("response_format", json!({"type": "json_schema"})),
+    ] {
+        let mut body = json!({"messages": [{"role": "user", "content": "Q"}]});
+        body[field] = value;
+        assert!(server.refused("/v1/chat/completions", body).contains(field));
+    }
+    let no_json = server.send("/v1/chat/completions", "", b"");
+    assert_eq!(no_json.status, 400, "{}", no_json.text());
+}
+
+#[test]
 fn tools_of_anthropic() {
     let server = weather();
     let mut body = json!({

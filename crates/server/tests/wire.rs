@@ -179,3 +179,129 @@ fn a_server_that_ends_finishes_its_answers() {
     stream.read_to_string(&mut rest).expect("the rest");
     assert!(rest.contains("[DONE]"));
 }
+
+/// Requests that are odd, broken or meant for something else: each is answered or its connection closed,
+/// never with a fault of the server's own.
+#[test]
+fn odd_requests_do_no_harm() {
+    let server = serve(reply(ids(" red")));
+    let json = "{\"prompt\":\"Hello\"}";
+    let post =
+        |headers: &str| format!("POST {PATH} HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n{json}");
+    let headers: String = (0..500).map(|i| format!("X-{i}: a\r\n")).collect();
+    for request in [
+        "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+        "CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+        "TRACE /health HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+        "DELETE /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+        "HEAD /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+        "FROB /health HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
+        "GET /health HTTP/3.9\r\nHost: x\r\n\r\n".to_owned(),
+        "GET /v1/models/%ff%00 HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+        "GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+        "GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+        format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(40_000)),
+        format!("GET /health HTTP/1.1\r\nHost: x\r\n{headers}\r\n"),
+        "GET /health HTTP/1.1\r\nHost: x\r\nA: b\r\n folded\r\n\r\n".to_owned(),
+        "GET /health HTTP/1.1\r\nHost: x\r\nA b: c\r\n\r\n".to_owned(),
+        "GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: \u{e9}\u{ff}\r\n\r\n".to_owned(),
+        post("Content-Length: -1"),
+        post("Content-Length: 18, 18"),
+        post("Content-Length: 18\r\nContent-Length: 5"),
+        post("Content-Length: 99999999999999999999999"),
+        post("Transfer-Encoding: gzip, chunked"),
+        post("Transfer-Encoding: identity"),
+        post("Content-Length: 18\r\nContent-Encoding: gzip"),
+        format!(
+            "POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n{json}"
+        ),
+        format!(
+            "POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n{json}"
+        ),
+        format!(
+            "POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;{}\r\n{json}",
+            "e".repeat(100_000)
+        ),
+        "\x16\x03\x01\x02\x00\x01\x00\x01\u{fc}\x03\x03".to_owned(),
+        "\0".repeat(1000),
+        "\r\n".repeat(1000),
+    ] {
+        let mut stream = server.connect();
+        // The server may answer and close before it has read everything.
+        let _ = stream.write_all(request.as_bytes());
+        let _ = stream.shutdown(Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer);
+        let status = answer.strip_prefix("HTTP/1.1 ").or(answer.strip_prefix("HTTP/1.0 "));
+        let status: Option<u16> = status.and_then(|rest| rest.get(..3)?.parse().ok());
+        let start = request.get(..60).unwrap_or(&request);
+        assert!(answer.is_empty() || status.is_some_and(|s| s < 500), "{start:?}: {answer}");
+        assert_ne!((status, start.starts_with("GET /..")), (Some(200), true));
+    }
+    let coded = server.send(PATH, "Content-Encoding: gzip\r\n", json.as_bytes());
+    assert_eq!(coded.status, 415, "{}", coded.text());
+    let unknown = server.get("/v1/models/%ff%00");
+    assert_eq!(
+        (unknown.status, unknown.json()["error"]["code"].as_str()),
+        (404, Some("model_not_found"))
+    );
+    for (request, status) in [
+        ("GET http://localhost/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
+        ("GET /health HTTP/1.0\r\n\r\n", 200),
+    ] {
+        assert_eq!(server.raw(request.as_bytes()).status, status);
+    }
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_order() {
+    let server = serve_digest(Setup::default());
+    let mut stream = server.connect();
+    let ask = |i: u32| json!({"prompt": [i, 7], "max_tokens": 3, "temperature": 0}).to_string();
+    let request = |body: String| {
+        format!("POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    };
+    let all: String = (0..50).map(|i| request(ask(i))).collect();
+    stream.write_all(all.as_bytes()).expect("write");
+    for i in 0..50 {
+        let text = read_response(&mut stream, false).json()["choices"][0]["text"].clone();
+        assert_eq!(text, server.ok(PATH, ask(i))["choices"][0]["text"], "{i}");
+    }
+}
+
+/// Large bodies wait for their turn and hold up only one another.
+#[test]
+fn large_bodies_take_turns() {
+    let server = serve_digest(Setup::default());
+    let large = json!({"prompt": "a".repeat(900_000)}).to_string();
+    let bytes = post(PATH, "", large.as_bytes());
+    // All but the end.
+    let mut slow: Vec<_> = (0..40)
+        .map(|_| {
+            let mut stream = server.connect();
+            let part = &bytes[..100_000];
+            let mut sent = 0;
+            stream.set_write_timeout(Some(Duration::from_millis(500))).expect("timeout");
+            while let Ok(count @ 1..) = stream.write(&part[sent..]) {
+                sent += count;
+            }
+            (stream, sent)
+        })
+        .collect();
+    let started = Instant::now();
+    server.ok(PATH, json!({"prompt": "x", "max_tokens": 1}));
+    assert!(started.elapsed() < Duration::from_secs(5), "small requests wait for large ones");
+    // Each is answered once it is there: with the reason why such a prompt does not fit.
+    slow.truncate(20);
+    for (stream, sent) in &mut slow {
+        stream.set_write_timeout(None).expect("no timeout");
+        stream.write_all(&bytes[*sent..]).expect("write");
+    }
+    for (mut stream, _) in slow {
+        let response = read_response(&mut stream, false);
+        assert_eq!(response.status, 400, "{}", response.text());
+        assert!(response.text().contains("4096"), "{}", response.text());
+    }
+}

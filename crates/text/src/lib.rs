@@ -19,6 +19,6 @@ pub use chat::{Conversation, Ending, Message, Prompt, Role};
 pub use decode::Decoder;
 pub use error::Error;
 pub use stop::StopStrings;
-pub use thinking::Thinking;
+pub use thinking::{Begin, Thinking};
 pub use tokenizer::{Special, Tokenizer};
 pub use tool_calls::ToolCalls;

@@ -1,12 +1,16 @@
 //! Tells an answer's thought from what it says.
 //!
 //! Where a thought begins is known from the prompt: Thinking-2507 answers inside one that the prompt
-//! has opened and only writes `</think>`; the hybrid checkpoints open it themselves. Tags count at the
-//! start of an answer and inside a thought; later on they are text.
+//! has opened and only writes `</think>`; the hybrid checkpoints open it themselves, and may forget to:
+//! what an answer of theirs begins with is held back until it is too long for that, in case a `</think>`
+//! comes. Later on, tags are text.
 
 use model::Marker;
 
 use crate::tag::partial_suffix;
+
+/// Bytes at the start of an answer within which a `</think>` ends a thought that was never opened.
+const UNOPENED: usize = 512;
 
 /// A stretch of an answer, told apart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,8 +31,11 @@ pub struct Thinking {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing but white space so far; `<think>` may follow, also where the prompt has it already.
-    Start { inside: bool },
+    /// Nothing but white space so far; `<think>` may follow, also where the prompt has it already. Without
+    /// it, this is what the answer begins in.
+    Start(Begin),
+    /// In what is said, or in a thought that was not opened.
+    Unsure,
     /// In a thought, of which nothing but line ends was seen.
     Opened,
     /// In a thought.
@@ -39,18 +46,29 @@ enum State {
     Answer,
 }
 
+/// Where an answer begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// With what it says.
+    Answer,
+    /// The model may open a thought, or is in one that it forgot to open.
+    MayThink,
+    /// Inside a thought that the prompt has opened.
+    Inside,
+}
+
 impl Thinking {
-    /// Starts an answer; `inside` if its prompt ends in a thought.
-    pub fn new(inside: bool) -> Self {
-        Self { state: State::Start { inside }, held: String::new() }
+    /// Starts an answer.
+    pub fn new(begin: Begin) -> Self {
+        Self { state: State::Start(begin), held: String::new() }
     }
 
     /// Whether the answer is in a thought.
     pub fn is_inside(&self) -> bool {
         match self.state {
-            State::Start { inside } => inside,
+            State::Start(begin) => begin == Begin::Inside,
             State::Opened | State::Inside => true,
-            State::Closed | State::Answer => false,
+            State::Unsure | State::Closed | State::Answer => false,
         }
     }
 
@@ -70,7 +88,7 @@ impl Thinking {
     /// Handles what is held as far as the state reaches; true if another state is to go on.
     fn step(&mut self, parts: &mut Parts) -> bool {
         match self.state {
-            State::Start { inside } => {
+            State::Start(begin) => {
                 let (open, text) = (Marker::Think.text(), self.held.trim_start());
                 if let Some(thought) = text.strip_prefix(open) {
                     self.held = thought.to_owned();
@@ -78,7 +96,30 @@ impl Thinking {
                 } else if open.starts_with(text) {
                     return false;
                 } else {
-                    self.state = if inside { State::Opened } else { State::Answer };
+                    self.state = match begin {
+                        Begin::Inside => State::Opened,
+                        Begin::MayThink => State::Unsure,
+                        Begin::Answer => State::Answer,
+                    };
+                }
+                true
+            }
+            State::Unsure => {
+                let close = Marker::ThinkEnd.text();
+                // A tag that opens something shows that this is no thought.
+                let opens = [Marker::Think, Marker::ToolCall];
+                let opened = opens.iter().filter_map(|open| self.held.find(open.text())).min();
+                let closed = self.held.find(close).filter(|&at| {
+                    at + close.len() <= UNOPENED && opened.is_none_or(|opened| at < opened)
+                });
+                match closed {
+                    Some(at) => {
+                        parts.reasoning.push_str(self.held[..at].trim_matches('\n'));
+                        self.held.drain(..at + close.len());
+                        self.state = State::Closed;
+                    }
+                    None if self.held.len() < UNOPENED && opened.is_none() => return false,
+                    None => self.state = State::Answer,
                 }
                 true
             }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use text::chat::ToolCall;
 use text::thinking::Parts;
 use text::tool_calls::Event;
-use text::{StopStrings, Thinking, ToolCalls};
+use text::{Begin, StopStrings, Thinking, ToolCalls};
 
 /// Runs pieces through the stop strings: what left at each piece, and the string that ended it.
 fn stopped(pieces: &[&str], stops: &[&str]) -> (Vec<String>, Option<String>) {
@@ -73,7 +73,11 @@ fn the_string_that_starts_first_wins_however_the_text_is_cut() {
 
 /// Runs pieces through the splitter of thoughts.
 fn split(pieces: &[&str], inside: bool) -> Parts {
-    let mut thinking = Thinking::new(inside);
+    split_from(pieces, if inside { Begin::Inside } else { Begin::MayThink })
+}
+
+fn split_from(pieces: &[&str], begin: Begin) -> Parts {
+    let mut thinking = Thinking::new(begin);
     let mut parts = Parts::default();
     pieces.iter().for_each(|piece| thinking.push(piece, &mut parts));
     thinking.finish(&mut parts);
@@ -89,7 +93,12 @@ fn thoughts_are_told_from_answers() {
         ("hi", false, "", "hi"),
         ("\n hi", false, "", "\n hi"),
         ("A <think>x</think>", false, "", "A <think>x</think>"),
-        ("A</think>", false, "", "A</think>"),
+        // A thought that was not opened, and what is none.
+        ("R</think>", false, "R", ""),
+        ("\nR\n\nS\n</think>\n\nA</think>", false, "R\n\nS", "A</think>"),
+        ("</think>A", false, "", "A"),
+        ("A <tool_call>\"</think>\"", false, "", "A <tool_call>\"</think>\""),
+        ("A</think", false, "", "A</think"),
         ("R\n</think>\n\nA", true, "R", "A"),
         ("</think>A", true, "", "A"),
         ("\n\n<think>\nR\n</think>\nA", true, "R", "A"),
@@ -113,9 +122,32 @@ fn thoughts_are_told_from_answers() {
     }
 }
 
+/// Where the end of a thought that was not opened is looked for, and where no longer.
+#[test]
+fn a_long_answer_is_no_thought_without_its_tag() {
+    let text = |len: usize| format!("{}</think>B", "a".repeat(len));
+    let thought = text(512 - "</think>".len());
+    let answer = text(513 - "</think>".len());
+    for cut in (0..=answer.len()).step_by(7).chain(500..=answer.len()) {
+        let parts = |text: &str| {
+            let (left, right) = text.split_at(cut.min(text.len()));
+            split(&[left, right], false)
+        };
+        assert_eq!(parts(&thought).content, "B", "{cut}");
+        assert_eq!(parts(&answer).content, answer, "{cut}");
+    }
+    // Where no thought was asked for, only one that is opened is one.
+    assert_eq!(split_from(&["a</think>", "b"], Begin::Answer).content, "a</think>b");
+    assert_eq!(split_from(&["<think>a</th", "ink>b"], Begin::Answer).content, "b");
+    let mut thinking = Thinking::new(Begin::MayThink);
+    let mut parts = Parts::default();
+    thinking.push(&"a".repeat(512), &mut parts);
+    assert_eq!(parts.content.len(), 512, "nothing is held back any longer");
+}
+
 #[test]
 fn a_thought_leaves_as_it_comes() {
-    let mut thinking = Thinking::new(false);
+    let mut thinking = Thinking::new(Begin::MayThink);
     let mut deltas = Vec::new();
     for piece in ["<think>", "\n", "a ", "b\n", "c<", "/think>", "\n\n", "d", " e"] {
         let mut parts = Parts::default();
@@ -265,6 +297,8 @@ proptest! {
         let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
         let whole = pieces.concat();
         prop_assert_eq!(split(&pieces, inside), split(&[&whole], inside));
+        let answer = Begin::Answer;
+        prop_assert_eq!(split_from(&pieces, answer), split_from(&[&whole], answer));
         prop_assert_eq!(parsed(&pieces), parsed(&[&whole]));
         let parts = split(&[&whole], true);
         prop_assert!(parts.reasoning.len() + parts.content.len() <= whole.len());

@@ -12,6 +12,8 @@ mod avx512;
 mod neon;
 mod portable;
 
+use engine::BackendError;
+
 use crate::kernels::Kernels;
 
 /// Lanes of every vector, and so rows of a panel.
@@ -159,6 +161,12 @@ impl Class {
     /// The best class of this machine.
     pub fn best() -> Class {
         Class::available()[0]
+    }
+
+    /// The class's kernels, or that this machine cannot run them.
+    pub(crate) fn required(self) -> Result<&'static Kernels, BackendError> {
+        let missing = || BackendError::Unavailable(format!("no {self:?} on this machine"));
+        self.kernels().ok_or_else(missing)
     }
 
     /// The class's kernels, if this machine can run them.

@@ -15,8 +15,9 @@ pub struct Golden {
     pub greedy: Vec<(u32, f64)>,
 }
 
+/// The same from the tests of every crate.
 fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/data/goldens")
 }
 
 /// The manifest, as JSON.

@@ -20,7 +20,7 @@ use crate::routes::Call;
 const CHUNK: &str = "chat.completion.chunk";
 
 /// Answers the request.
-pub async fn handle(call: Call) -> Result<Response> {
+pub async fn handle(mut call: Call) -> Result<Response> {
     let (asks, writer, streamed) = call.prepare(read).await?;
     let answers = Answers::start(&call.app, &call.engine, &call.record, asks)?;
     send(answers, writer, streamed).await

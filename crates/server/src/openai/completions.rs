@@ -3,14 +3,14 @@
 use axum::response::Response;
 use engine::Choice;
 use serde_json::{Map, Value, json};
-use text::{Decoder, Special, Tokenizer};
+use text::{Begin, Decoder, Special, Tokenizer};
 
 use super::{Head, finish_reason, finite, spell, timings};
 use crate::answer::{Answers, Ask, EndOfAnswer, Splitter, Step, Whole};
 use crate::app::Engine;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, elements, is_string, parse};
-use crate::guide::{Begin, Rules};
+use crate::guide::Rules;
 use crate::params::{MAX_TOP, Params, stream_options};
 use crate::reply::{Events, Writer, send};
 use crate::routes::Call;
@@ -24,7 +24,7 @@ const MAX_PROMPTS: usize = 64;
 const OBJECT: &str = "text_completion";
 
 /// Answers the request.
-pub async fn handle(call: Call) -> Result<Response> {
+pub async fn handle(mut call: Call) -> Result<Response> {
     let (asks, writer, streamed) = call.prepare(read).await?;
     let answers = Answers::start(&call.app, &call.engine, &call.record, asks)?;
     send(answers, writer, streamed).await

@@ -13,12 +13,12 @@ use crate::reply::json_body;
 use crate::routes::Call;
 
 /// Tokens of a text, or of a conversation as it is put to the model.
-pub async fn tokenize(call: Call) -> Result<Response> {
+pub async fn tokenize(mut call: Call) -> Result<Response> {
     Ok(json_body(&call.prepare(read_text).await?))
 }
 
 /// Text of tokens.
-pub async fn detokenize(call: Call) -> Result<Response> {
+pub async fn detokenize(mut call: Call) -> Result<Response> {
     Ok(json_body(&call.prepare(read_tokens).await?))
 }
 

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use engine::scripted::Script;
-use engine::{Engine, Limits, Scripted, Service, Settings};
+use engine::{Backend, Engine, Limits, Scripted, Service, Settings};
 use model::Variant;
 use serde_json::Value;
 use server::{Card, Config, Ended, Loaded, Server};
@@ -26,6 +26,8 @@ pub struct Setup {
     pub blocks: usize,
     pub max_running: usize,
     pub places: usize,
+    /// What stands between the engine and the script.
+    pub wrap: fn(Scripted) -> Box<dyn Backend>,
     /// Whether to wait until it is ready.
     pub ready: bool,
     pub config: Config,
@@ -39,6 +41,7 @@ impl Default for Setup {
             blocks: 600,
             max_running: 16,
             places: 256,
+            wrap: |backend| Box::new(backend),
             ready: true,
             config: Config {
                 address: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -77,7 +80,7 @@ pub fn serve(script: Box<Script>) -> Running {
 }
 
 pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
-    let Setup { variant, tokenizer, blocks, max_running, places, ready, config } = setup;
+    let Setup { variant, tokenizer, blocks, max_running, places, wrap, ready, config } = setup;
     let server = Server::bind(config).expect("bind");
     let address = server.address().expect("address");
     let (stop, stopped) = oneshot::channel();
@@ -85,7 +88,7 @@ pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
         let vocabulary = tokenizer.vocabulary();
         let vocab = vocabulary.rows();
         let limits = Limits { tokens: 512, rows: 64, blocks, context: CONTEXT, vocab, queue: 1 };
-        let backend = Box::new(Scripted::new(limits, script));
+        let backend = wrap(Scripted::new(limits, script));
         let settings = Settings { max_running, token_budget: 512, context: CONTEXT };
         let engine = Engine::new(backend, vocabulary, settings);
         let (service, _) = Service::spawn(engine, places).map_err(|error| error.to_string())?;

@@ -91,6 +91,8 @@ fn content(message: &Object<'_>) -> Result<String, Error> {
                 let part = Object::read(part, format!("{at}[{i}]"))?;
                 match part.string("type")?.as_str() {
                     "text" => text.push_str(&part.string("text")?),
+                    // What an assistant said instead of an answer.
+                    "refusal" => text.push_str(&part.string("refusal")?),
                     other => {
                         let field = part.path("type");
                         return Err(Error::field(field, "\"text\"", format!("{other:?}")));
