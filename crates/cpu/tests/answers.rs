@@ -164,7 +164,8 @@ fn an_8_bit_cache_answers_all_but_the_same() {
             let Some((_, found)) = first.top.iter().find(|(found, _)| found == id) else {
                 continue;
             };
-            assert!((found - logprob).abs() < 0.05, "{length}: {found}, not {logprob}");
+            // What 8 bits cost so small a model; a scale that was forgotten costs all.
+            assert!((found - logprob).abs() < 0.25, "{length}: {found}, not {logprob}");
         }
         let (again, cached) = choice(&mut narrow);
         assert_eq!((again, cached), (first, (length - 1) / 32 * 32), "{length}");

@@ -107,7 +107,7 @@ impl BackendName {
         match self {
             BackendName::Cpu => {
                 let peaks = cpu::peaks::measure(Options::default().class, threads)?;
-                let instructions = cpu::peaks::instructions(threads)?;
+                let instructions = cpu::peaks::instructions(threads)?.into_iter();
                 let instructions = instructions.map(|(name, rate)| (name.to_owned(), rate));
                 Ok(Peaks {
                     read: Some(peaks.read),
