@@ -253,7 +253,7 @@ add('corrupt records cost nothing but themselves', 'any', async ({ shows, page, 
   });
   await page.reload();
   await shows(said, ['Healthy']);
-  assert.match(await page.locator('#notice').innerText(), /could not be read and were left as they are: 5/);
+  await page.locator('#notice', { hasText: 'could not be read and were left as they are: 5' }).waitFor();
   assert.equal(await page.evaluate(() => localStorage.getItem('kipp.conversation.b')), 'null');
   await page.locator('#notice button').click();
   await page.locator('#notice').waitFor({ state: 'hidden' });
