@@ -118,7 +118,7 @@ fn the_same_bits_alone_batched_chunked_and_on_any_number_of_threads() {
         })
         .collect();
     assert!(alone.iter().all(|answer| answer.len() == 24));
-    for budget in [1, 7, 32, 100, 512] {
+    for budget in [1, 7, 100] {
         for together in [1, 4] {
             let found = answers(&mut engine(&model, together, budget), &prompts, 24);
             assert_eq!(found, alone, "{together} together, {budget} tokens a step");
@@ -128,10 +128,10 @@ fn the_same_bits_alone_batched_chunked_and_on_any_number_of_threads() {
     let many: Vec<Vec<u32>> = prompts.iter().cycle().take(16).cloned().collect();
     let found = answers(&mut engine(&model, 16, 200), &many, 24);
     assert!(found.iter().zip(alone.iter().cycle()).all(|(found, alone)| found == alone));
-    for threads in [2, 3, 5, 8, 16, 64] {
+    for threads in [2, 3, 8, 64] {
         let model = load(Options { threads, ..Options::default() });
         // Many threads on few cores take their time.
-        let tokens = if threads > 8 { 3 } else { 24 };
+        let tokens = if threads > 8 { 2 } else { 24 };
         let found = answers(&mut engine(&model, 4, 64), &prompts, tokens);
         let alone: Vec<Answer> = alone.iter().map(|answer| answer[..tokens].to_vec()).collect();
         assert_eq!(found, alone, "{threads} threads");
