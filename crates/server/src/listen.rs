@@ -8,14 +8,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -253,19 +253,35 @@ struct Connections {
 /// One connection, as the others see it.
 #[derive(Default)]
 struct Connection {
-    /// Requests that are not answered to their end.
+    /// Requests that have arrived whole and are not answered to their end.
     requests: AtomicUsize,
-    /// Requests so far: a connection that was of use is kept before one that never was.
+    /// Requests so far that have arrived whole: a connection that was of use is kept before one that never
+    /// was.
     served: AtomicU64,
     close: Notify,
 }
 
-/// Held by a request while it is being answered.
-pub struct Busy(Arc<Connection>);
+/// Held by a request until it is answered. Its connection gives way to another until the request is whole.
+pub struct Busy {
+    connection: Arc<Connection>,
+    whole: AtomicBool,
+}
+
+impl Busy {
+    /// Notes that the whole request is here.
+    pub fn is_whole(&self) {
+        if !self.whole.swap(true, Ordering::AcqRel) {
+            self.connection.requests.fetch_add(1, Ordering::AcqRel);
+            self.connection.served.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.requests.fetch_sub(1, Ordering::AcqRel);
+        if self.whole.load(Ordering::Acquire) {
+            self.connection.requests.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -305,7 +321,8 @@ impl Connections {
         });
     }
 
-    /// Closes the idle connection that was of least use: of those the oldest.
+    /// Closes the connection that is of least use, if one is idle or waits for the rest of a request: of those
+    /// that never were of use the oldest.
     fn close_idle(&self) -> bool {
         let mut open = self.lock();
         let idle = open.iter().filter(|(_, c)| c.requests.load(Ordering::Acquire) == 0);
@@ -334,9 +351,11 @@ async fn serve<S>(
 {
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
-        connection.requests.fetch_add(1, Ordering::AcqRel);
-        connection.served.fetch_add(1, Ordering::Relaxed);
-        let busy = Arc::new(Busy(Arc::clone(&connection)));
+        let whole = AtomicBool::new(false);
+        let busy = Arc::new(Busy { connection: Arc::clone(&connection), whole });
+        if request.body().is_end_stream() {
+            busy.is_whole();
+        }
         request.extensions_mut().insert(Arc::clone(&busy));
         let answer = hyper::service::Service::call(&router, request);
         async move {

@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::app::{App, Engine};
 use crate::error::{ApiError, Result};
+use crate::listen::Busy;
 use crate::record::Record;
 use crate::reply::json_body;
 use crate::{anthropic, guard, openai, page, responses};
@@ -60,6 +61,7 @@ pub struct Call {
     pub engine: Arc<Engine>,
     pub record: Arc<Record>,
     body: Body,
+    busy: Option<Arc<Busy>>,
 }
 
 impl Call {
@@ -73,7 +75,8 @@ impl Call {
             let message = format!("content-encoding: expected none, found {coding:?}");
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
-        Ok(Call { app, engine, record, body })
+        let busy = parts.extensions.get::<Arc<Busy>>().cloned();
+        Ok(Call { app, engine, record, body, busy })
     }
 
     /// Receives the body and reads it with `read`, which may take its time over long texts, away from the
@@ -84,6 +87,9 @@ impl Call {
     ) -> Result<T> {
         let (engine, body) = (Arc::clone(&self.engine), std::mem::take(&mut self.body));
         let (body, _turn) = self.app.receive(body).await?;
+        if let Some(busy) = &self.busy {
+            busy.is_whole();
+        }
         let task = tokio::task::spawn_blocking(move || read(&engine, &body));
         task.await.map_err(|_| ApiError::internal("reading the request failed"))?
     }

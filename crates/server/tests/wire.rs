@@ -137,10 +137,17 @@ fn idle_connections_give_way() {
     setup.config.max_connections = 20;
     let server = serve_with(reply(ids(" red")), setup);
     let mut idle: Vec<_> = (0..200).map(|_| server.connect()).collect();
-    for stream in &mut idle {
-        // Half a head.
-        let _ = stream.write_all(b"POST /v1/completions HT");
+    for (number, stream) in idle.iter_mut().enumerate() {
+        // Nothing, half a head, or half a body.
+        let part: &[u8] = match number % 3 {
+            0 => b"",
+            1 => b"POST /v1/completions HT",
+            _ => b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        };
+        let _ = stream.write_all(part);
     }
+    // All of them are looked at before the one that means it.
+    std::thread::sleep(Duration::from_millis(300));
     let started = Instant::now();
     let answer = server.ok(PATH, json!({"prompt": "Hello", "temperature": 0}));
     assert_eq!(answer["choices"][0]["text"], " red");
