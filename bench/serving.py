@@ -11,7 +11,9 @@ the time to the first token of prompts that are new and that were just read. Nee
 
 import argparse
 import asyncio
+import glob
 import json
+import os
 import platform
 import random
 import re
@@ -59,6 +61,16 @@ class Server:
             return int(re.search(r"VmRSS:\s*(\d+)", status).group(1)) * 1024
         except OSError:
             return None
+
+    def seconds(self):
+        """Processor time so far of the threads that compute, and of the others; Linux only."""
+        spent = {"computing": 0.0, "others": 0.0}
+        for task in glob.glob(f"/proc/{self.process.pid}/task/*/stat"):
+            name, rest = re.match(r"\d+ \((.*)\) (.*)", open(task).read()).groups()
+            ticks = sum(map(int, rest.split()[11:13]))
+            computing = name == "engine" or name.startswith("kipp-cpu")
+            spent["computing" if computing else "others"] += ticks / os.sysconf("SC_CLK_TCK")
+        return spent
 
     async def stream(self, prompt, tokens):
         """The times at which a greedy completion's tokens arrived, and the time it was asked for."""
@@ -131,13 +143,16 @@ async def main():
     options = parser.parse_args()
     shape = (options.streams, options.depth, options.tokens)
 
-    served, alone, made = [], [], None
+    served, alone, others, made = [], [], [], None
     for _ in range(options.rounds):
         figure, made = bench(options, *shape)
         alone.append(figure)
         with Server(options, "--max-seqs", str(options.streams), "--ctx", "1024") as server:
             await rate(server, *shape)  # The first time, pages are touched for the first time.
+            before = server.seconds()
             served.append(await rate(server, *shape))
+            after = server.seconds()
+            others.append((after["others"] - before["others"]) / (after["computing"] - before["computing"]))
     first, resident = [], None
     if options.prompts:
         with Server(options, "--max-seqs", "2", "--ctx", str(max(options.prompts) + 256)) as server:
@@ -154,6 +169,7 @@ async def main():
         "http_tokens_per_s": served,
         "bench_tokens_per_s": alone,
         "http_over_bench": statistics.median(served) / statistics.median(alone),
+        "processor_time_beside_computing": others,
         "first_token": first,
         "resident_bytes": resident,
     }, sys.stdout, indent=1)
