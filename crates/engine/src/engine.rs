@@ -7,7 +7,6 @@
 //! are kept, so it loses time and nothing else.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::time::Instant;
 
 use model::Vocabulary;
@@ -16,7 +15,7 @@ use crate::backend::{Backend, BackendError, Limits};
 use crate::batch::{BLOCK, Batch, Output};
 use crate::job::{Job, Room};
 use crate::kv::KvPool;
-use crate::request::{FinishReason, Request};
+use crate::request::{Bounds, FinishReason, Refusal, Request};
 
 /// Bounds of the scheduler.
 #[derive(Debug, Clone, Copy)]
@@ -32,74 +31,6 @@ pub struct Settings {
 /// Names a request to [`Engine::cancel`]; later requests have larger ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(u64);
-
-/// Why a request was not taken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
-    /// The prompt has no tokens.
-    Empty,
-    /// The prompt leaves no room for an answer.
-    TooLong {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// Positions a request may have.
-        context: usize,
-    },
-    /// A token is not in the vocabulary.
-    Token {
-        /// The token.
-        id: u32,
-        /// Rows of the vocabulary.
-        vocab: usize,
-    },
-    /// A sampling field has a value without meaning.
-    Sampling(String),
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::Empty => write!(f, "prompt: expected at least one token, found none"),
-            Refusal::TooLong { prompt, context } => write!(
-                f,
-                "prompt: expected fewer tokens than the context of {context}, found {prompt}"
-            ),
-            Refusal::Token { id, vocab } => {
-                write!(f, "prompt: expected token ids below {vocab}, found {id}")
-            }
-            Refusal::Sampling(what) => f.write_str(what),
-        }
-    }
-}
-
-impl std::error::Error for Refusal {}
-
-/// What a request has to keep to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bounds {
-    /// Positions it may have, prompt and answer together.
-    pub context: usize,
-    /// Rows of the vocabulary.
-    pub vocab: usize,
-}
-
-impl Bounds {
-    /// Says what keeps a request from being answered, if anything does.
-    pub fn check(&self, request: &Request) -> Result<(), Refusal> {
-        let prompt = request.prompt.len();
-        if prompt == 0 {
-            return Err(Refusal::Empty);
-        }
-        if prompt >= self.context {
-            return Err(Refusal::TooLong { prompt, context: self.context });
-        }
-        let vocab = self.vocab;
-        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocab) {
-            return Err(Refusal::Token { id, vocab });
-        }
-        request.sampling.check().map_err(Refusal::Sampling)
-    }
-}
 
 /// How full the engine is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -20,10 +20,10 @@ pub mod service;
 
 pub use backend::{Backend, BackendError, KvConfig, KvKind, Limits};
 pub use batch::{Answer, Batch, Choice, Input, Output, Row, Want};
-pub use engine::{Bounds, Engine, Load, Refusal, RequestId, Settings};
+pub use engine::{Engine, Load, RequestId, Settings};
 pub use kv::KvPool;
 pub use oracle::Oracle;
-pub use request::{Event, FinishReason, Finished, Request};
+pub use request::{Bounds, Event, FinishReason, Finished, Refusal, Request};
 pub use sampling::{Sample, Sampler, SamplingParams};
 pub use scripted::Scripted;
 pub use sequence::Sequence;

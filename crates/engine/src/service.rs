@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::engine::{Bounds, Engine, Load, Refusal};
-use crate::request::{Event, Request, Sink, SinkError};
+use crate::engine::{Engine, Load};
+use crate::request::{Bounds, Event, Refusal, Request, Sink, SinkError};
 
 /// How often readers that do not keep up are looked at.
 const POLL: Duration = Duration::from_millis(2);
