@@ -1,0 +1,271 @@
+//! The engine's gates through the executed kernels, and faults that they have to find.
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use engine::conformance::{Finding, GATES, Reproducibility, Rig, Subject};
+use engine::{Backend, BackendError};
+use model::{Model, Scheme, Spec};
+
+use crate::emulator::{Emulator, Fault};
+use crate::kernels::{SOURCES, expand};
+use crate::{MetalBackend, MetalModel, Options};
+
+/// Widths that are multiples of 32 and of nothing larger, five query heads a KV head, and a vocabulary of no whole
+/// matrices.
+const RAGGED: Spec = Spec {
+    layers: 1,
+    hidden: 160,
+    ffn: 352,
+    heads: 40,
+    vocab: 331,
+    context: 2048,
+    theta: 1e6,
+    tied: false,
+};
+
+const OPTIONS: Options = Options { tokens: 256, deterministic: false };
+
+fn ragged(scheme: Scheme, head: Scheme) -> Arc<Model> {
+    Arc::new(Model::synthetic(RAGGED, (scheme, head), 1).expect("synthetic"))
+}
+
+/// Runs the gates named, or all; the first that does not hold, or cannot be run, with why.
+fn run(
+    model: &Arc<Model>,
+    loaded: &Arc<MetalModel<Emulator>>,
+    bound: f64,
+    seed: u64,
+    names: &[&str],
+) -> Result<(), String> {
+    let mut make = |kv| Ok(Box::new(MetalBackend::new(loaded, kv)?) as Box<dyn Backend>);
+    let mut rig = Rig::new(Subject {
+        model: Arc::clone(model),
+        make: &mut make,
+        reproducibility: Reproducibility::WithinClass,
+        bound,
+        threads: 1,
+        seed,
+    });
+    for gate in GATES.iter().filter(|gate| names.is_empty() || names.contains(&gate.name)) {
+        let finding = (gate.run)(&mut rig).map_err(|error| format!("{}: {error}", gate.name))?;
+        let Finding { figure, unit, detail, .. } = &finding;
+        // The figures are worth a look even where they hold.
+        let scheme = model.scheme.name();
+        writeln!(io::stdout(), "{scheme:<5} {:<14} {figure:>9.2e} {unit} ({detail})", gate.name)
+            .expect("written");
+        if !finding.holds() {
+            return Err(format!("{}: {finding:?}", gate.name));
+        }
+    }
+    Ok(())
+}
+
+/// Kernels that were launched, with their function constants.
+type Launched = BTreeSet<(&'static str, Vec<i32>)>;
+
+/// Runs gates on a fresh device; returns what was launched.
+fn gates(model: &Arc<Model>, seed: u64, names: &[&str]) -> Launched {
+    let loaded = MetalModel::load(Emulator::new(), model, OPTIONS).expect("load");
+    assert!(loaded.describe().contains(" 0 copied"), "{}", loaded.describe());
+    run(model, &loaded, 1e-6, seed, names).expect("the gates hold");
+    loaded.device().launched.lock().unwrap().clone()
+}
+
+/// All gates, on two threads with a device each: in two parts that take about as long.
+fn all_gates(model: &Arc<Model>, seed: u64) -> Launched {
+    let mut parts: [Vec<&str>; 2] = Default::default();
+    for gate in GATES {
+        let first = ["chunking", "shared-prefix", "long-context", "logits"].contains(&gate.name);
+        parts[usize::from(first)].push(gate.name);
+    }
+    std::thread::scope(|scope| {
+        let part = |names| scope.spawn(move || gates(model, seed, names));
+        let [a, b] = [part(&parts[0][..]), part(&parts[1][..])];
+        let mut launched = a.join().expect("the gates hold");
+        launched.extend(b.join().expect("the gates hold"));
+        launched
+    })
+}
+
+/// Every kernel is one that the gates hit, each kind of cache and each tile of `project_few` included.
+fn covers_everything(launched: &Launched) {
+    for (name, _) in SOURCES {
+        let with = |index: usize| -> BTreeSet<i32> {
+            launched.iter().filter(|(n, _)| *n == name).map(|(_, c)| c[index]).collect()
+        };
+        let (kv, tile) = (with(4), with(7));
+        assert!(!kv.is_empty(), "no gate launched {name}");
+        if name == "project_few" {
+            assert_eq!(tile, [1, 2, 4, 8].into(), "{name}");
+        } else if !name.starts_with("project") {
+            assert_eq!(kv, [0, 1].into(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn gates_of_kipp_tiny() {
+    let model = Arc::new(Model::builtin().expect("builtin"));
+    covers_everything(&all_gates(&model, 11));
+}
+
+#[test]
+fn gates_of_ragged_bf16() {
+    covers_everything(&all_gates(&ragged(Scheme::Bf16, Scheme::Bf16), 12));
+}
+
+/// The gates that the kind of the weights can change: of both kinds of projection, in every tile.
+fn scheme_gates(scheme: Scheme, head: Scheme, seed: u64) {
+    let names = ["logits", "incremental", "batched", "mixed", "kv-q8_0"];
+    gates(&ragged(scheme, head), seed, &names);
+}
+
+#[test]
+fn gates_of_ragged_q8_0() {
+    scheme_gates(Scheme::Q8_0, Scheme::Bf16, 13);
+}
+
+#[test]
+fn gates_of_ragged_q4_1() {
+    scheme_gates(Scheme::Q4_1, Scheme::Q8_0, 14);
+}
+
+#[test]
+fn gates_of_ragged_q4_0() {
+    scheme_gates(Scheme::Q4_0, Scheme::Q4_0, 15);
+}
+
+/// One class of kernels for any number of tokens: then batch mates change no bit.
+#[test]
+fn deterministic_projections_are_bitwise() {
+    let model = ragged(Scheme::Bf16, Scheme::Bf16);
+    let options = Options { deterministic: true, ..OPTIONS };
+    let loaded = MetalModel::load(Emulator::new(), &model, options).expect("load");
+    let mut make = |kv| Ok(Box::new(MetalBackend::new(&loaded, kv)?) as Box<dyn Backend>);
+    let mut rig = Rig::new(Subject {
+        model: Arc::clone(&model),
+        make: &mut make,
+        reproducibility: Reproducibility::Bitwise,
+        bound: 1e-6,
+        threads: 1,
+        seed: 16,
+    });
+    let batched = GATES.iter().find(|gate| gate.name == "batched").expect("a gate");
+    let finding = (batched.run)(&mut rig).expect("it runs");
+    assert!(finding.holds(), "{finding:?}");
+}
+
+/// Weights in buffers far smaller than the model, cut at tensors: the same answers, nothing copied.
+#[test]
+fn weights_are_cut_at_tensors() {
+    let model = Arc::new(Model::builtin().expect("builtin"));
+    let tensors = [&model.weights.embedding, &model.weights.layers[0].q];
+    let largest = tensors.map(|tensor| tensor.bytes().len()).into_iter().max().expect("two");
+    let device = Emulator::with(None, largest + 2 * 4096);
+    let loaded = MetalModel::load(device, &model, OPTIONS).expect("load");
+    assert!(loaded.describe().contains(" 0 copied"), "{}", loaded.describe());
+    run(&model, &loaded, 1e-5, 17, &["logits"]).expect("logits");
+
+    let device = Emulator::with(None, largest - 1);
+    let error = MetalModel::load(device, &model, OPTIONS).err().expect("a tensor is too large");
+    assert!(matches!(error, BackendError::Memory { .. }), "{error}");
+}
+
+/// Loads a model with a fault in a kernel and runs a gate; says what was found.
+fn found(fault: Fault, gate: &str) -> String {
+    let model = ragged(Scheme::Bf16, Scheme::Bf16);
+    let device = Emulator::with(Some(fault), 1 << 40);
+    let outcome = MetalModel::load(device, &model, OPTIONS)
+        .map_err(|error| error.to_string())
+        .and_then(|loaded| run(&model, &loaded, 1e-6, 18, &[gate]));
+    outcome.expect_err("the fault is found")
+}
+
+#[test]
+fn a_missing_barrier_is_found() {
+    let barrier = "    if (lane == 0) scratch[simdgroup] = value;\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n";
+    let none = "    if (lane == 0) scratch[simdgroup] = value;\n";
+    let why = found(("norm", barrier, none), "logits");
+    assert!(why.contains("race: ") && why.contains(" threadgroup memory at byte"), "{why}");
+}
+
+#[test]
+fn a_barrier_of_the_wrong_memory_is_found() {
+    let edited = "edit.bias;\n    }\n    threadgroup_barrier(mem_flags::mem_device);";
+    let wrong = "edit.bias;\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);";
+    let why = found(("sample", edited, wrong), "sampling");
+    assert!(why.contains("race: reads buffer 0"), "{why}");
+}
+
+#[test]
+fn a_divergent_barrier_is_found() {
+    let barrier = "        if (KV == KV_Q8_0) {\n            shared->key_scales";
+    let divergent = "        threadgroup_barrier(mem_flags::mem_threadgroup);\n        if (KV == KV_Q8_0) {\n            shared->key_scales";
+    let why = found(("attend_split", barrier, divergent), "logits");
+    assert!(why.contains("divergence"), "{why}");
+}
+
+#[test]
+fn a_wrong_simdgroup_width_is_found() {
+    let why = found(
+        ("project_few", "k = lane * 8; k < COLS; k += 256", "k = lane * 8; k < COLS; k += 512"),
+        "logits",
+    );
+    assert!(why.contains("probe") || why.contains("logits"), "{why}");
+    let why = found(
+        ("rope", "head = group.y * 8 + simdgroup;", "head = group.y * 8 + simdgroup / 2;"),
+        "logits",
+    );
+    assert!(why.contains("race"), "{why}");
+}
+
+#[test]
+fn a_tile_edge_that_is_one_off_is_found() {
+    let why = found(
+        (
+            "project_many",
+            "(rows.end - rows.first - row) / 8)",
+            "(rows.end - rows.first - row) / 8 + 1)",
+        ),
+        "logits",
+    );
+    assert!(why.contains("out of bounds: reads"), "{why}");
+    let why = found(("attend_flash", "block <= last / BLOCK", "block < last / BLOCK"), "logits");
+    assert!(why.contains("logits"), "{why}");
+    let why = found(("embed", "k < HIDDEN; k += 128 * 8", "k <= HIDDEN; k += 128 * 8"), "logits");
+    assert!(why.contains("buffer"), "{why}");
+}
+
+#[test]
+fn a_pointer_into_the_wrong_memory_is_found() {
+    let why = found(
+        (
+            "norm",
+            "threadgroup float* scratch [[threadgroup(0)]]",
+            "device float* scratch [[threadgroup(0)]]",
+        ),
+        "logits",
+    );
+    assert!(why.contains("error:"), "{why}");
+}
+
+/// What the emulator cannot tell from Metal is not written: casts between vectors convert there and reinterpret here.
+#[test]
+fn vectors_are_converted_by_element() {
+    for (name, source) in SOURCES {
+        let text = expand(source);
+        for kind in ["char", "uchar", "ushort", "int", "uint", "ulong", "float"] {
+            for size in 2..=4 {
+                let cast = format!("{kind}{size}(");
+                let at = text.match_indices(&cast).find(|(at, _)| {
+                    !text[..*at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
+                });
+                assert!(at.is_none(), "{name} has {cast}");
+                let cast = format!("({kind}{size})");
+                assert!(!text.contains(&cast), "{name} has {cast}");
+            }
+        }
+    }
+}
