@@ -20,13 +20,18 @@ pub enum BackendName {
     Cpu,
     /// An NVIDIA GPU
     Cuda,
+    /// An Apple GPU; never run on one yet
+    Metal,
     /// The scalar definition of the model: slow, for reference
     Oracle,
 }
 
 /// How a backend is to run.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "some fields are a GPU's alone"))]
+#[cfg_attr(
+    not(any(feature = "cuda", all(feature = "metal", target_os = "macos"))),
+    expect(dead_code, reason = "some fields are a GPU's alone")
+)]
 pub struct Settings {
     /// Threads on the processor.
     pub threads: usize,
@@ -69,6 +74,7 @@ impl BackendName {
         match self {
             BackendName::Cpu => "cpu",
             BackendName::Cuda => "cuda",
+            BackendName::Metal => "metal",
             BackendName::Oracle => "oracle",
         }
     }
@@ -77,7 +83,7 @@ impl BackendName {
     pub fn reproducibility(self) -> Reproducibility {
         match self {
             BackendName::Cpu | BackendName::Oracle => Reproducibility::Bitwise,
-            BackendName::Cuda => Reproducibility::WithinClass,
+            BackendName::Cuda | BackendName::Metal => Reproducibility::WithinClass,
         }
     }
 
@@ -95,6 +101,7 @@ impl BackendName {
                 Box::new(move |kv| Ok(Box::new(Cpu::new(&weights, kv)?)))
             }
             BackendName::Cuda => return prepare_cuda(&model, settings, &mut progress),
+            BackendName::Metal => return prepare_metal(&model, settings, host),
             BackendName::Oracle => {
                 Box::new(move |kv| Ok(Box::new(Oracle::new(Arc::clone(&model), kv, threads))))
             }
@@ -115,7 +122,7 @@ impl BackendName {
                     instructions: instructions.collect(),
                 })
             }
-            BackendName::Cuda | BackendName::Oracle => Ok(Peaks::default()),
+            BackendName::Cuda | BackendName::Metal | BackendName::Oracle => Ok(Peaks::default()),
         }
     }
 }
@@ -168,4 +175,49 @@ pub fn cuda_devices() -> Result<Vec<String>, String> {
 #[cfg(not(feature = "cuda"))]
 pub fn cuda_devices() -> Result<Vec<String>, String> {
     Err("this kipp was built without the feature `cuda`".into())
+}
+
+/// Processor and GPU share the machine's memory, of which `room` tells.
+#[cfg(all(feature = "metal", target_os = "macos"))]
+fn prepare_metal(
+    model: &Arc<Model>,
+    settings: Settings,
+    room: impl Fn() -> Option<u64> + 'static,
+) -> Result<Prepared, BackendError> {
+    let Settings { device, deterministic, .. } = settings;
+    let options = metal::Options { deterministic, ..metal::Options::default() };
+    let model = metal::MetalModel::load(metal::Gpu::open(device)?, model, options)?;
+    eprintln!("metal: {}", model.describe());
+    Ok(Prepared {
+        make: Box::new(move |kv| Ok(Box::new(metal::MetalBackend::new(&model, kv)?))),
+        room: Box::new(room),
+    })
+}
+
+#[cfg(not(all(feature = "metal", target_os = "macos")))]
+fn prepare_metal(
+    _model: &Arc<Model>,
+    _settings: Settings,
+    _room: impl Fn() -> Option<u64>,
+) -> Result<Prepared, BackendError> {
+    Err(BackendError::Unavailable(NO_METAL.into()))
+}
+
+#[cfg(not(all(feature = "metal", target_os = "macos")))]
+const NO_METAL: &str = "this kipp was built without Metal, which only macOS has";
+
+/// What `--backend metal` could run on, a line a device, or why on none.
+#[cfg(all(feature = "metal", target_os = "macos"))]
+pub fn metal_devices() -> Result<Vec<String>, String> {
+    let devices = metal::devices();
+    let line = |(i, device): (usize, &metal::Gpu)| {
+        format!("device {i}: {}", metal::Device::describe(device))
+    };
+    Ok(devices.iter().enumerate().map(line).collect())
+}
+
+/// What `--backend metal` could run on, a line a device, or why on none.
+#[cfg(not(all(feature = "metal", target_os = "macos")))]
+pub fn metal_devices() -> Result<Vec<String>, String> {
+    Err(NO_METAL.into())
 }

@@ -27,7 +27,7 @@ pub fn run(args: Args) -> Result<()> {
     let memory = machine::available_memory();
     let class = format!("{:?}", cpu::Class::best());
     let classes: Vec<String> = cpu::Class::available().iter().map(|c| format!("{c:?}")).collect();
-    let cuda = backends::cuda_devices();
+    let gpus = [("cuda", backends::cuda_devices()), ("metal", backends::metal_devices())];
     let best = |checkpoint: &Checkpoint| {
         let fits = |scheme: &Scheme| memory.is_none_or(|free| needed(checkpoint, *scheme) <= free);
         Scheme::ALL.into_iter().find(fits)
@@ -36,16 +36,18 @@ pub fn run(args: Args) -> Result<()> {
         let models = CHECKPOINTS
             .iter()
             .map(|c| json!({ "id": c.id, "largest_scheme_that_fits": best(c).map(Scheme::name) }));
+        let devices = |found: &Result<Vec<String>, String>| match found {
+            Ok(devices) => json!({ "devices": devices }),
+            Err(why) => json!({ "unavailable": why }),
+        };
         let report = json!({
             "processor": machine::processor(),
             "threads": cpu::default_threads(),
             "instructions": class,
             "instruction_classes": classes,
             "available_memory_bytes": memory,
-            "cuda": match &cuda {
-                Ok(devices) => json!({ "devices": devices }),
-                Err(why) => json!({ "unavailable": why }),
-            },
+            "cuda": devices(&gpus[0].1),
+            "metal": devices(&gpus[1].1),
             "models": models.collect::<Vec<_>>(),
         });
         return print(&format!("{report}\n"));
@@ -57,11 +59,11 @@ pub fn run(args: Args) -> Result<()> {
         classes.join(", "),
         memory.map_or("unknown".to_string(), |bytes| size(bytes) + " available"),
     );
-    match &cuda {
-        Ok(devices) => {
-            devices.iter().for_each(|device| text += &format!("cuda         {device}\n"))
+    for (name, found) in &gpus {
+        match found {
+            Ok(found) => found.iter().for_each(|device| text += &format!("{name:<12} {device}\n")),
+            Err(why) => text += &format!("{name:<12} {why}\n"),
         }
-        Err(why) => text += &format!("cuda         {why}\n"),
     }
     text += &format!("\nwith {CONTEXT} positions in memory on the processor:\n");
     for checkpoint in &CHECKPOINTS {
