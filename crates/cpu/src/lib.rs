@@ -202,6 +202,7 @@ impl Backend for Cpu {
             self.kv.copy_block(from, to);
         }
         let output = self.evaluate(batch, &tokens)?;
+        self.weights.model.weights.check().map_err(BackendError::weights)?;
         self.sampled = output.tokens();
         self.answered.push_back(output);
         Ok(())

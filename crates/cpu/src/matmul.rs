@@ -43,6 +43,7 @@ pub unsafe fn product<S: Simd>(job: &Product<'_>, first: usize, count: usize, sc
             Format::Q8 => all_tiles::<S, Q8>(job, first, count, scratch),
             Format::Q41 => all_tiles::<S, Q41>(job, first, count, scratch),
             Format::Q40 => all_tiles::<S, Q40>(job, first, count, scratch),
+            Format::K8 => all_tiles::<S, K8>(job, first, count, scratch),
         }
     }
 }
@@ -340,6 +341,10 @@ trait Narrow {
     const OFFSET: bool;
     /// Whether a block has a minimum.
     const MINIMUM: bool;
+    /// Scales of a block, each of an equal part of it.
+    const SCALES: usize = 1;
+    /// Halves of scales and minimum of a block and row.
+    const HALVES: usize = Self::SCALES + if Self::MINIMUM { 1 } else { 0 };
 
     /// Unpacks a vector of codes and adds its products to `acc`; `inputs` are those of the pair that its
     /// first bytes belong to.
@@ -356,7 +361,7 @@ trait Narrow {
 impl<N: Narrow> Block for N {
     #[inline(always)]
     fn scales(first: usize) -> usize {
-        first / NARROW * if N::MINIMUM { 2 * LANES } else { LANES }
+        first / NARROW * N::HALVES * LANES
     }
     #[inline(always)]
     fn words(first: usize) -> usize {
@@ -372,30 +377,35 @@ impl<N: Narrow> Block for N {
         unsafe {
             let mut out = [[S::splat(0.0); T]; P];
             for _ in 0..width / NARROW {
-                let mut acc = [[S::splat_i(0); T]; P];
-                if N::OFFSET {
-                    for t in 0..T {
-                        let offset = S::splat_i(*inputs.offsets.add(t));
-                        for acc in &mut acc {
-                            acc[t] = offset;
+                for part in 0..N::SCALES {
+                    let mut acc = [[S::splat_i(0); T]; P];
+                    if N::OFFSET {
+                        for t in 0..T {
+                            let offset = S::splat_i(*inputs.offsets.add(t));
+                            for acc in &mut acc {
+                                acc[t] = offset;
+                            }
+                        }
+                    }
+                    let words = N::WORDS / N::SCALES;
+                    for word in part * words..(part + 1) * words {
+                        let mut w = [S::splat_i(0); P];
+                        for p in 0..P {
+                            S::prefetch(weights[p].1.add(word * LANES).wrapping_byte_add(AHEAD));
+                            w[p] = S::load(weights[p].1.add(word * LANES));
+                        }
+                        N::unpack::<S, P, T>(&mut acc, w, inputs.codes.add(2 * word * T));
+                    }
+                    for p in 0..P {
+                        let scale = S::load_f16(weights[p].0.add(part * LANES));
+                        for t in 0..T {
+                            out[p][t] = S::fma(S::to_f32(acc[p][t]), scale, out[p][t]);
                         }
                     }
                 }
-                for word in 0..N::WORDS {
-                    let mut w = [S::splat_i(0); P];
+                if N::MINIMUM {
                     for p in 0..P {
-                        S::prefetch(weights[p].1.add(word * LANES).wrapping_byte_add(AHEAD));
-                        w[p] = S::load(weights[p].1.add(word * LANES));
-                    }
-                    N::unpack::<S, P, T>(&mut acc, w, inputs.codes.add(2 * word * T));
-                }
-                for p in 0..P {
-                    let scale = S::load_f16(weights[p].0);
-                    for t in 0..T {
-                        out[p][t] = S::fma(S::to_f32(acc[p][t]), scale, out[p][t]);
-                    }
-                    if N::MINIMUM {
-                        let minimum = S::load_f16(weights[p].0.add(LANES));
+                        let minimum = S::load_f16(weights[p].0.add(N::SCALES * LANES));
                         for t in 0..T {
                             let sum = S::splat(*inputs.sums.add(t));
                             out[p][t] = S::fma(sum, minimum, out[p][t]);
@@ -403,7 +413,7 @@ impl<N: Narrow> Block for N {
                     }
                 }
                 for (scales, codes) in weights.iter_mut() {
-                    *scales = scales.add(if N::MINIMUM { 2 * LANES } else { LANES });
+                    *scales = scales.add(N::HALVES * LANES);
                     *codes = codes.add(N::WORDS * LANES);
                 }
                 inputs.codes = inputs.codes.add(NARROW / 2 * T);
@@ -416,6 +426,27 @@ impl<N: Narrow> Block for N {
 }
 
 /// Four bytes: inputs k to k + 3.
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn unpack_bytes<S: Simd, const P: usize, const T: usize>(
+    acc: &mut [[S::I; T]; P],
+    word: [S::I; P],
+    inputs: *const i32,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (mut even, mut odd) = (word, word);
+        for p in 0..P {
+            even[p] = S::even_bytes(word[p]);
+            odd[p] = S::odd_bytes(word[p]);
+        }
+        dot_pair::<S, P, T>(acc, even, inputs);
+        dot_pair::<S, P, T>(acc, odd, inputs.add(T));
+    }
+}
+
 struct Q8;
 
 impl Narrow for Q8 {
@@ -430,15 +461,26 @@ impl Narrow for Q8 {
         inputs: *const i32,
     ) {
         // SAFETY: the caller's.
-        unsafe {
-            let (mut even, mut odd) = (word, word);
-            for p in 0..P {
-                even[p] = S::even_bytes(word[p]);
-                odd[p] = S::odd_bytes(word[p]);
-            }
-            dot_pair::<S, P, T>(acc, even, inputs);
-            dot_pair::<S, P, T>(acc, odd, inputs.add(T));
-        }
+        unsafe { unpack_bytes::<S, P, T>(acc, word, inputs) }
+    }
+}
+
+struct K8;
+
+impl Narrow for K8 {
+    const WORDS: usize = 8;
+    const OFFSET: bool = false;
+    const MINIMUM: bool = true;
+    const SCALES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn unpack<S: Simd, const P: usize, const T: usize>(
+        acc: &mut [[S::I; T]; P],
+        word: [S::I; P],
+        inputs: *const i32,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { unpack_bytes::<S, P, T>(acc, word, inputs) }
     }
 }
 

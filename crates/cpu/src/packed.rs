@@ -82,6 +82,7 @@ impl Packed {
             }
             panels.push(packed);
         }
+        weights.check().map_err(BackendError::weights)?;
         // What is left of the file: the edges of what was given back, mapped again with what lay beside them.
         weights.release();
         progress(bytes, bytes);
@@ -106,11 +107,8 @@ fn format_of(matrix: &Matrix) -> Result<Format, BackendError> {
     match Format::of(matrix.ty) {
         Some(format) if multiple => Ok(format),
         _ => Err(BackendError::Unavailable(format!(
-            "the CPU backend multiplies {}, {}, {} and {} of widths that are multiples of 32, not {} of width {}",
-            TensorType::Bf16,
-            TensorType::Q8_0,
-            TensorType::Q4_1,
-            TensorType::Q4_0,
+            "the CPU backend multiplies all but {} of widths that are multiples of 32, not {} of width {}",
+            TensorType::F32,
             matrix.ty,
             matrix.cols
         ))),

@@ -5,6 +5,8 @@
 //! code vector is four bytes of that row as they lie in the file (quantised schemes: the kernels unpack
 //! pairs (k, k + 2) from them), or one pair (k, k + 2) of i16 (bf16).
 
+use model::float::{f16_to_f32, f32_to_f16};
+use model::scheme::k_quants::Block;
 use model::{Matrix, TensorType};
 
 use crate::activations::{NARROW, WIDE};
@@ -13,14 +15,16 @@ use crate::simd::{LANES, Simd};
 /// How a panel's codes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// bf16 weights as i16 codes with a bf16 scale a row and block of 128.
+    /// 16-bit weights as i16 codes with a bf16 scale a row and block of 128.
     Wide,
     /// The codes of q8_0.
     Q8,
-    /// The codes of q4_1, with scales and minima.
+    /// The codes of q4_1, with scales and minima; those of Q4_K too.
     Q41,
     /// The codes of q4_0.
     Q40,
+    /// The codes of Q5_K and Q6_K as bytes, with a scale every 16 and a minimum every 32.
+    K8,
 }
 
 /// Largest activation code beside [`Format::Wide`], and the largest sum of a weight block's codes: their
@@ -32,10 +36,11 @@ impl Format {
     /// The format of a stored matrix.
     pub fn of(ty: TensorType) -> Option<Format> {
         match ty {
-            TensorType::Bf16 => Some(Format::Wide),
+            TensorType::Bf16 | TensorType::F16 => Some(Format::Wide),
             TensorType::Q8_0 => Some(Format::Q8),
-            TensorType::Q4_1 => Some(Format::Q41),
+            TensorType::Q4_1 | TensorType::Q4K => Some(Format::Q41),
             TensorType::Q4_0 => Some(Format::Q40),
+            TensorType::Q5K | TensorType::Q6K => Some(Format::K8),
             TensorType::F32 => None,
         }
     }
@@ -45,7 +50,7 @@ impl Format {
         match self {
             Format::Wide => WIDE_LEVELS,
             // 32 products of a byte with an i16: below 2^27.
-            Format::Q8 | Format::Q41 | Format::Q40 => 32767.0,
+            Format::Q8 | Format::Q41 | Format::Q40 | Format::K8 => 32767.0,
         }
     }
 
@@ -55,6 +60,7 @@ impl Format {
             Format::Wide => cols.div_ceil(WIDE) * 2,
             Format::Q8 | Format::Q40 => cols / NARROW * 2,
             Format::Q41 => cols / NARROW * 4,
+            Format::K8 => cols / NARROW * 6,
         };
         (row * LANES).next_multiple_of(64)
     }
@@ -63,7 +69,7 @@ impl Format {
     fn code_bytes(self, cols: usize) -> usize {
         match self {
             Format::Wide => cols * 2 * LANES,
-            Format::Q8 => cols * LANES,
+            Format::Q8 | Format::K8 => cols * LANES,
             Format::Q41 | Format::Q40 => cols / 2 * LANES,
         }
     }
@@ -136,11 +142,17 @@ pub unsafe fn pack<S: Simd>(to: &Panels, format: Format, from: &Matrix, panel: u
         let row = from.row_bytes(first + lane);
         // SAFETY: each writes this lane's part of the panel and reads `cols` weights.
         unsafe {
-            match format {
-                Format::Wide => pack_wide::<S>(row, to.cols, scales.add(lane), codes.add(lane)),
-                Format::Q8 => pack_blocks::<8, 1>(row, to.cols, scales.add(lane), codes.add(lane)),
-                Format::Q41 => pack_blocks::<4, 2>(row, to.cols, scales.add(lane), codes.add(lane)),
-                Format::Q40 => pack_blocks::<4, 1>(row, to.cols, scales.add(lane), codes.add(lane)),
+            let (scales, codes) = (scales.add(lane), codes.add(lane));
+            match (format, from.ty) {
+                (Format::Wide, TensorType::F16) => {
+                    pack_wide::<S, true>(row, to.cols, scales, codes);
+                }
+                (Format::Wide, _) => pack_wide::<S, false>(row, to.cols, scales, codes),
+                (Format::Q41, TensorType::Q4K) => pack_k::<2>(row, from.ty, scales, codes),
+                (Format::K8, _) => pack_k::<3>(row, from.ty, scales, codes),
+                (Format::Q8, _) => pack_blocks::<8, 1>(row, to.cols, scales, codes),
+                (Format::Q41, _) => pack_blocks::<4, 2>(row, to.cols, scales, codes),
+                (Format::Q40, _) => pack_blocks::<4, 1>(row, to.cols, scales, codes),
             }
         }
     }
@@ -174,13 +186,63 @@ unsafe fn pack_blocks<const WORDS: usize, const HALVES: usize>(
     }
 }
 
-/// Turns a row of bf16 into i16 codes with a scale a block of 128.
+/// Interleaves a row of K-quants: with 2 halves of scales every 32 as q4_1, with 3 as [`Format::K8`]. The scales and
+/// minima of 32 or 16 weights are products in the file and are rounded to f16 here; what the scale loses at the middle
+/// of the codes' range goes into the minimum, whose size is about the same and which would otherwise not cancel it.
 ///
 /// # Safety
-/// `scales` and `codes` are a lane of a panel of `cols` inputs, `row` holds `cols` bf16, and the
+/// `scales` and `codes` are a lane of a panel whose inputs are those of the row.
+#[inline(always)]
+unsafe fn pack_k<const HALVES: usize>(
+    row: &[u8],
+    ty: TensorType,
+    scales: *mut u16,
+    codes: *mut i32,
+) {
+    let words = if HALVES == 2 { 4 } else { 8 };
+    let middle = match ty {
+        TensorType::Q4K => 7.5,
+        TensorType::Q5K => 15.5,
+        _ => 0.0,
+    };
+    for (index, bytes) in row.chunks_exact(ty.block_bytes()).enumerate() {
+        let block = Block::unpack(ty, bytes);
+        for (part, code) in block.codes.chunks_exact(NARROW).enumerate() {
+            let at = index * block.minima.len() + part;
+            let byte = |i: usize| match HALVES {
+                2 => (code[i] | code[i + NARROW / 2] << 4) as u8,
+                _ => code[i] as u8,
+            };
+            // SAFETY: the row's blocks are the lane's.
+            unsafe {
+                let scale = scales.add(at * HALVES * LANES);
+                *scale = f32_to_f16(block.scales[2 * part]);
+                let lost = block.scales[2 * part] - f16_to_f32(*scale);
+                if HALVES == 3 {
+                    *scale.add(LANES) = f32_to_f16(block.scales[2 * part + 1]);
+                }
+                *scale.add((HALVES - 1) * LANES) = f32_to_f16(block.minima[part] + lost * middle);
+                for word in 0..words {
+                    let four = [0, 1, 2, 3].map(|i| byte(4 * word + i));
+                    *codes.add((at * words + word) * LANES) = i32::from_le_bytes(four);
+                }
+            }
+        }
+    }
+}
+
+/// Turns a row of bf16, or of f16 if `HALF`, into i16 codes with a scale a block of 128.
+///
+/// # Safety
+/// `scales` and `codes` are a lane of a panel of `cols` inputs, `row` holds `cols` floats, and the
 /// machine has the class's features.
 #[inline(always)]
-unsafe fn pack_wide<S: Simd>(row: &[u8], cols: usize, scales: *mut u16, codes: *mut i32) {
+unsafe fn pack_wide<S: Simd, const HALF: bool>(
+    row: &[u8],
+    cols: usize,
+    scales: *mut u16,
+    codes: *mut i32,
+) {
     let row = row.as_ptr().cast::<u16>();
     let mut code = [0i32; WIDE];
     for (block, first) in (0..cols).step_by(WIDE).enumerate() {
@@ -189,7 +251,7 @@ unsafe fn pack_wide<S: Simd>(row: &[u8], cols: usize, scales: *mut u16, codes: *
         unsafe {
             let (mut total, mut most) = (S::splat(0.0), S::splat(0.0));
             for i in (0..width).step_by(LANES) {
-                let x = S::abs(S::load_bf16(row.add(first + i)));
+                let x = S::abs(load::<S, HALF>(row.add(first + i)));
                 total = S::add(total, x);
                 most = S::max(most, x);
             }
@@ -202,7 +264,7 @@ unsafe fn pack_wide<S: Simd>(row: &[u8], cols: usize, scales: *mut u16, codes: *
             *scales.add(block * LANES) = stored as u16;
             let inverse = S::splat(1.0 / f32::from_bits(stored << 16));
             for i in (0..width).step_by(LANES) {
-                let x = S::mul(S::load_bf16(row.add(first + i)), inverse);
+                let x = S::mul(load::<S, HALF>(row.add(first + i)), inverse);
                 S::store_i(S::to_i32(x), code.as_mut_ptr().add(i));
             }
             for (four, code) in code[..width].chunks_exact(4).enumerate() {
@@ -212,4 +274,14 @@ unsafe fn pack_wide<S: Simd>(row: &[u8], cols: usize, scales: *mut u16, codes: *
             }
         }
     }
+}
+
+/// Sixteen f16 if `HALF`, bf16 otherwise.
+///
+/// # Safety
+/// There are sixteen, and the machine has the class's features.
+#[inline(always)]
+unsafe fn load<S: Simd, const HALF: bool>(from: *const u16) -> S::F {
+    // SAFETY: the caller's.
+    unsafe { if HALF { S::load_f16(from) } else { S::load_bf16(from) } }
 }

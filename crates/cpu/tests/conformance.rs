@@ -54,6 +54,26 @@ fn class_passes(class: Class) {
     }
 }
 
+/// The types of other programs' files, with the best instructions and with none. Blocks of 256 want widths to match.
+#[test]
+fn foreign_types() {
+    let spec = Spec { hidden: 256, ffn: 768, heads: 16, ..RAGGED };
+    let schemes = [
+        (Scheme::F16, Scheme::F16),
+        (Scheme::Q4K, Scheme::Q6K),
+        (Scheme::Q5K, Scheme::Q5K),
+        (Scheme::Q6K, Scheme::Q8_0),
+    ];
+    for (i, schemes) in schemes.into_iter().enumerate() {
+        let model = Arc::new(Model::synthetic(spec, schemes, 1).expect("synthetic"));
+        for class in [Class::best(), Class::Portable] {
+            // The scales of K-quants are rounded once more when they are packed.
+            let bound = if i == 0 { 1e-5 } else { 3e-5 };
+            gates(&model, Options { threads: 1 + i % 3, class }, bound, 31 + i as u64);
+        }
+    }
+}
+
 #[test]
 fn avx512() {
     class_passes(Class::Avx512);

@@ -1,5 +1,7 @@
-//! kipp-tiny against the oracle, on text: what a user of the model would notice.
+//! kipp-tiny on text against the oracle, and against llama.cpp: what a user of the model would notice.
 
+use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use cpu::{Cpu, CpuModel, Options};
@@ -69,5 +71,51 @@ fn text_reads_as_the_oracle_reads_it() {
         );
         assert!(error <= 1e-6, "{scheme:?}: NMSE {error:e}");
         assert!((a / b - 1.0).abs() <= 1e-3, "{scheme:?}: perplexity {a}, oracle {b}");
+    }
+}
+
+/// Files of either program, each with the logits that llama.cpp computed from it: `NAME.gguf` and `NAME.logits` for the
+/// tokens of `ids.u32`, as tests/llama_cpp/run.sh makes them.
+#[test]
+#[ignore = "wants a folder that tests/llama_cpp/run.sh made"]
+fn files_read_as_llama_cpp_reads_them() {
+    let folder = PathBuf::from(std::env::var_os("KIPP_LLAMA_CPP").expect("a folder"));
+    let words = |name: &str| {
+        let bytes = fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect::<Vec<_>>()
+    };
+    let tokens = words("ids.u32");
+    let kv = KvConfig { blocks: tokens.len().div_ceil(32), kind: KvKind::Bf16 };
+    let mut names: Vec<String> = fs::read_dir(&folder)
+        .expect("a folder")
+        .filter_map(|entry| {
+            Some(entry.ok()?.file_name().to_str()?.strip_suffix(".logits")?.to_owned())
+        })
+        .collect();
+    names.sort();
+    assert!(!names.is_empty());
+    println!(
+        "| file | of | weights | cpu against llama.cpp | oracle against llama.cpp | cpu against oracle |"
+    );
+    for name in names {
+        let path = folder.join(format!("{name}.gguf"));
+        let model = Arc::new(Model::open(&path).expect("a model"));
+        let theirs: Vec<f32> =
+            words(&format!("{name}.logits")).into_iter().map(f32::from_bits).collect();
+        let options = Options { threads: 2, ..Options::default() };
+        let weights = CpuModel::load(Arc::clone(&model), options, &mut |_, _| ()).expect("weights");
+        let mut cpu = Cpu::new(&weights, kv).expect("a backend");
+        let mut oracle = Oracle::new(Arc::clone(&model), kv, 2);
+        let (cpu, oracle) =
+            (logits(&mut cpu, &tokens).concat(), logits(&mut oracle, &tokens).concat());
+        println!(
+            "| {name} | {:?} | {} | {:.1e} | {:.1e} | {:.1e} |",
+            model.checkpoint().map(|c| c.id),
+            model.scheme.name(),
+            nmse(&cpu, &theirs),
+            nmse(&oracle, &theirs),
+            nmse(&cpu, &oracle)
+        );
+        assert!(nmse(&cpu, &oracle) <= 1e-6, "{name}");
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::{num::NonZero, thread};
 
 use engine::BackendError;
+use model::float::f32_to_bf16;
 use model::{Matrix, Model, TensorType, Vector};
 
 use crate::driver::{Buffer, Context, Event, Pinned, Stream, TensorMap};
@@ -22,7 +23,7 @@ const ALIGNMENT: usize = 256;
 /// Layout of a matrix on the device (`kernels/weights.cuh`, `enum Type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// fp16, from bfloat16.
+    /// fp16, from bfloat16; and what the device has no layout for, decoded.
     F16,
     /// Bytes and a scale a block of 32.
     Q8_0,
@@ -42,7 +43,11 @@ impl Kind {
 
     fn of(ty: TensorType) -> Result<Self> {
         match ty {
-            TensorType::Bf16 => Ok(Kind::F16),
+            TensorType::Bf16
+            | TensorType::F16
+            | TensorType::Q4K
+            | TensorType::Q5K
+            | TensorType::Q6K => Ok(Kind::F16),
             TensorType::Q8_0 => Ok(Kind::Q8_0),
             TensorType::Q4_0 => Ok(Kind::Q4_0),
             TensorType::Q4_1 => Ok(Kind::Q4_1),
@@ -58,6 +63,16 @@ impl Kind {
     /// Bytes of the quants of a row.
     pub const fn row_bytes(self, cols: usize) -> usize {
         cols / 32 * self.block_bytes().0
+    }
+
+    /// The type of which rows are handed to the device.
+    const fn handed(self) -> TensorType {
+        match self {
+            Kind::F16 => TensorType::Bf16,
+            Kind::Q8_0 => TensorType::Q8_0,
+            Kind::Q4_0 => TensorType::Q4_0,
+            Kind::Q4_1 => TensorType::Q4_1,
+        }
     }
 
     /// Bytes of quants and of scales of a block of 32.
@@ -152,9 +167,17 @@ impl<'a> Plan<'a> {
 
     /// Matrices of one width as one: on top of each other, or two of them in turns of 8 rows.
     fn projection(&mut self, parts: &[&'a Matrix], turns: bool) -> Result<Projection> {
-        let kind = Kind::of(parts[0].ty)?;
-        if parts.iter().any(|part| part.ty != parts[0].ty || part.cols != parts[0].cols) {
-            return Err(BackendError::Unavailable("projections of a layer differ in type".into()));
+        let mut kind = Kind::of(parts[0].ty)?;
+        for part in parts {
+            if part.cols != parts[0].cols {
+                return Err(BackendError::Unavailable(
+                    "projections of a layer differ in width".into(),
+                ));
+            }
+            // Files of other programs mix types in what is one matrix here.
+            if Kind::of(part.ty)? != kind {
+                kind = Kind::F16;
+            }
         }
         let (rows, cols) = (parts.iter().map(|part| part.rows).sum(), parts[0].cols);
         let (quants, scales) = kind.block_bytes();
@@ -192,7 +215,7 @@ impl<'a> Plan<'a> {
             });
         }
         let output_norm = self.vector(&w.output_norm);
-        let head = match model.spec().tied {
+        let head = match w.is_tied() {
             true => embedding,
             false => self.projection(&[&w.head], false)?,
         };
@@ -217,6 +240,7 @@ impl Weights {
         pipeline.vectors(stream, base, &plan)?;
         pipeline.matrices(stream, kernels, base, &plan, progress)?;
         stream.wait()?;
+        model.weights.check().map_err(BackendError::weights)?;
 
         let place = |p: &mut Projection| {
             (p.quants, p.scales) = (p.quants + base, p.scales + base);
@@ -302,30 +326,54 @@ impl Pipeline {
         let total = plan.moves.iter().map(|m| m.matrix.bytes().len() as u64).sum();
         let mut done = 0;
         for Move { matrix, to, first, turns } in &plan.moves {
-            let row_bytes = matrix.ty.row_bytes(matrix.cols);
+            let row_bytes = to.kind.handed().row_bytes(matrix.cols);
             let rows_at_once = PIECE / row_bytes;
-            for (i, rows) in matrix.bytes().chunks(rows_at_once * row_bytes).enumerate() {
+            for skipped in (0..matrix.rows).step_by(rows_at_once) {
+                let rows = rows_at_once.min(matrix.rows - skipped);
                 let stage = self.stage()?;
-                copy(&mut stage.host[..rows.len()], rows);
+                fill(&mut stage.host[..rows * row_bytes], matrix, to.kind.handed(), skipped);
                 // SAFETY: at most a piece; it is not touched before its event.
-                unsafe { stream.upload(stage.device.address(), &stage.host, rows.len())? };
+                unsafe { stream.upload(stage.device.address(), &stage.host, rows * row_bytes)? };
                 let target = Target {
                     quants: base + to.quants,
                     scales: base + to.scales,
                     first: *first as i32,
                     turns: i32::from(*turns),
-                    skipped: (i * rows_at_once) as i32,
+                    skipped: skipped as i32,
                     cols: to.cols as i32,
                 };
-                let blocks = rows.len() / row_bytes * to.cols / 32;
+                let blocks = rows * to.cols / 32;
                 kernels.repack(stream, to.kind, stage.device.address(), target, blocks)?;
                 stage.free.record(stream)?;
-                done += rows.len() as u64;
+                done += (rows * matrix.ty.row_bytes(matrix.cols)) as u64;
                 progress(done, total);
             }
         }
         Ok(())
     }
+}
+
+/// Rows of a matrix from `first` on: as they lie in the file, or decoded and rounded to bfloat16.
+fn fill(to: &mut [u8], matrix: &Matrix, handed: TensorType, first: usize) {
+    let row_bytes = handed.row_bytes(matrix.cols);
+    if matrix.ty == handed {
+        return copy(to, &matrix.bytes()[first * row_bytes..][..to.len()]);
+    }
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let rows = (to.len() / row_bytes).div_ceil(threads);
+    thread::scope(|scope| {
+        for (i, to) in to.chunks_mut(rows * row_bytes).enumerate() {
+            scope.spawn(move || {
+                let mut row = vec![0.0; matrix.cols];
+                for (at, to) in (first + i * rows..).zip(to.chunks_exact_mut(row_bytes)) {
+                    matrix.row_f32(at, &mut row);
+                    for (to, &weight) in to.chunks_exact_mut(2).zip(&row) {
+                        to.copy_from_slice(&f32_to_bf16(weight).to_le_bytes());
+                    }
+                }
+            });
+        }
+    });
 }
 
 /// Copies with several threads: one alone does not keep up with the bus.

@@ -99,6 +99,15 @@ pub enum BackendError {
     Batch(String),
     /// The device failed.
     Device(String),
+    /// The weights changed under the backend.
+    Weights(String),
+}
+
+impl BackendError {
+    /// What [`Weights::check`](model::Weights::check) found.
+    pub fn weights(error: model::Error) -> Self {
+        BackendError::Weights(error.to_string())
+    }
 }
 
 impl fmt::Display for BackendError {
@@ -110,6 +119,7 @@ impl fmt::Display for BackendError {
             }
             BackendError::Batch(what) => write!(f, "invalid batch: {what}"),
             BackendError::Device(what) => write!(f, "device: {what}"),
+            BackendError::Weights(what) => write!(f, "weights: {what}"),
         }
     }
 }

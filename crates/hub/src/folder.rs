@@ -15,8 +15,8 @@ use crate::json::{self, Object};
 use crate::safetensors::Safetensors;
 use crate::{config, tokenizer};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The one type that the family is published in.
@@ -70,6 +70,10 @@ impl Source for Folder {
         for (value, bits) in out.iter_mut().zip(bytes.as_chunks().0) {
             *value = bf16_to_f32(u16::from_le_bytes(*bits));
         }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.tensors.values().try_for_each(Bytes::check)
     }
 }
 
@@ -133,7 +137,8 @@ fn sharded(dir: &Path) -> Result<Files> {
     Ok((files.into_iter().collect(), found))
 }
 
-fn is_plain_name(file: &str) -> bool {
+/// Whether a name is that of a file in the same folder, on every system.
+pub(crate) fn is_plain_name(file: &str) -> bool {
     let mut components = Path::new(file).components();
     matches!(components.next(), Some(Component::Normal(_)))
         && components.next().is_none()

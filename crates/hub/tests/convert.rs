@@ -1,14 +1,12 @@
 //! Published folders, as they are met in practice and as they must not be, converted to GGUF.
 
-use std::fmt::Write as _;
+mod common;
+
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use model::layout::{self, Tensor};
-use model::source::Source;
-use model::synthetic::Synthetic;
-use model::vocabulary::ADDED;
 use model::{Checkpoint, Model, Origin, Scheme};
 use serde_json::{Value, json};
 
@@ -37,16 +35,9 @@ impl Folder {
     fn new(name: &str) -> Self {
         let spec = &tiny().spec;
         let tensors = layout::tensors(spec, Scheme::Bf16, Scheme::Bf16);
-        let config = json!({
-            "model_type": "qwen3", "num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 768,
-            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 8192,
-            "max_position_embeddings": 2048, "tie_word_embeddings": true, "rms_norm_eps": 1e-6,
-            "hidden_act": "silu", "attention_bias": false, "rope_theta": 1000000, "rope_scaling": null,
-            "torch_dtype": "bfloat16", "use_sliding_window": false, "sliding_window": null,
-        });
         Self {
             dir: std::env::temp_dir().join(format!("kipp-{}-{name}", std::process::id())),
-            config,
+            config: common::config(spec),
             tokenizer: None,
             tensors: tensors.into_iter().map(|tensor| (tensor, "model.safetensors")).collect(),
             index: Vec::new(),
@@ -89,33 +80,19 @@ impl Folder {
     }
 
     fn write_file(&self, name: &str, tensors: &[&Tensor], values: bool) {
-        let (mut header, mut end) = ("{".to_owned(), 0);
-        for tensor in tensors {
-            let begin = end;
-            end += tensor.rows * tensor.cols * 2;
-            let comma = if begin == 0 { "" } else { "," };
-            let (name, shape) = (&tensor.upstream, tensor.shape());
-            write!(header, r#"{comma}"{name}":{{"dtype":"BF16","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#).unwrap();
-        }
-        header.push('}');
+        let (header, data) = common::header(tensors);
         let mut file = File::create(self.dir.join(name)).unwrap();
-        file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
-        file.write_all(header.as_bytes()).unwrap();
+        file.write_all(&header).unwrap();
         if values {
             tensors.iter().for_each(|tensor| file.write_all(&self.bytes(tensor)).unwrap());
         } else {
-            file.set_len((8 + header.len() + end) as u64).unwrap();
+            file.set_len((header.len() + data) as u64).unwrap();
         }
     }
 
     /// The published bytes of a tensor.
     fn bytes(&self, tensor: &Tensor) -> Vec<u8> {
-        let mut row = vec![0.0; tensor.cols];
-        let mut bytes = Vec::new();
-        for i in 0..tensor.rows {
-            Synthetic { seed: 5 }.row(tensor, i, &mut row);
-            bytes.extend(row.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()));
-        }
+        let mut bytes = common::values(tensor);
         for (_, index, bits) in self.patches.iter().filter(|(name, ..)| *name == tensor.upstream) {
             bytes[2 * index..2 * index + 2].copy_from_slice(&bits.to_le_bytes());
         }
@@ -133,7 +110,7 @@ impl Folder {
 
     fn convert(&self, schemes: (Scheme, Scheme)) -> model::Result<PathBuf> {
         let out = self.dir.join("out.gguf");
-        hub::convert(&self.dir, tiny(), schemes, &out, |_, _| {}).map(|()| out)
+        hub::convert(&self.dir, tiny(), schemes, &out, |_, _| {}).map(|_| out)
     }
 }
 
@@ -175,7 +152,7 @@ fn a_converted_file_holds_the_published_bits_from_one_file_or_several() {
         let out = folder.write(true).convert(BF16).unwrap();
         let model = Model::open(&out).unwrap();
         assert_eq!(model.checkpoint(), Some(tiny()));
-        let Origin::Pinned { sha256 } = &model.origin else { panic!("{:?}", model.origin) };
+        let Origin::Unproven { sha256 } = &model.origin else { panic!("{:?}", model.origin) };
         assert_eq!(sha256.len(), files);
         assert!(sha256.iter().all(|line| line.len() > 66 && line.ends_with(".safetensors")));
         for ((name, found), (tensor, _)) in published_bytes(&out).into_iter().zip(&folder.tensors) {
@@ -337,6 +314,58 @@ fn a_file_that_was_cut_off_is_refused() {
     );
 }
 
+/// How long the 4B takes, and how much memory beside the mapped file.
+#[test]
+#[ignore = "prints times; needs 11 GB of disk"]
+fn speed_of_converting_the_4b() {
+    let checkpoint = Checkpoint::find("qwen3-4b").unwrap();
+    let dir = std::env::temp_dir().join(format!("kipp-{}-speed", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("config.json"), common::config(&checkpoint.spec).to_string()).unwrap();
+    let tensors = layout::tensors(&checkpoint.spec, Scheme::Bf16, Scheme::Bf16);
+    let (header, data) = common::header(&tensors.iter().collect::<Vec<_>>());
+    // The same million of weights again and again; no codec notices.
+    let pattern = common::values(&Tensor { rows: 1024, cols: 1024, ..tensors[0].clone() });
+    let mut file = std::io::BufWriter::new(File::create(dir.join("model.safetensors")).unwrap());
+    file.write_all(&header).unwrap();
+    for at in (0..data).step_by(pattern.len()) {
+        file.write_all(&pattern[..pattern.len().min(data - at)]).unwrap();
+    }
+    file.into_inner().unwrap().sync_all().unwrap();
+    for scheme in [Scheme::Bf16, Scheme::Q8_0, Scheme::Q4_1, Scheme::Q4_0] {
+        let (out, start, mut most) = (dir.join("out.gguf"), std::time::Instant::now(), 0);
+        let progress = |_, _| {
+            let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+            let own = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+            let own = own.and_then(|own| own.trim().trim_end_matches(" kB").parse::<u64>().ok());
+            most = most.max(own.unwrap_or(0));
+        };
+        let schemes = (scheme, scheme.default_head());
+        hub::convert(&dir, checkpoint, schemes, &out, progress).unwrap();
+        let (seconds, kib) = (start.elapsed().as_secs_f64(), most);
+        println!("{}: {seconds:.1} s with hashing, {kib} KiB of its own", scheme.name());
+    }
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+/// The file is cut off while it is converted.
+#[test]
+#[cfg(unix)]
+fn a_file_that_shrinks_under_the_conversion_is_an_error_and_leaves_no_file() {
+    let folder = Folder::new("shrinks");
+    let path = folder.write(true).dir.join("model.safetensors");
+    let out = folder.dir.join("out.gguf");
+    let cut = |done, total| {
+        if done < total {
+            let file = File::options().write(true).open(&path).unwrap();
+            file.set_len(file.metadata().unwrap().len().min(5_000_000)).unwrap();
+        }
+    };
+    let error = hub::convert(&folder.dir, tiny(), BF16, &out, cut).unwrap_err().to_string();
+    assert!(error.contains("size while in use: expected "), "{error}");
+    assert!(!out.exists());
+}
+
 #[test]
 fn configurations_are_compared_with_the_registry() {
     let with = |change: &dyn Fn(&mut Value)| {
@@ -385,37 +414,11 @@ fn configurations_are_compared_with_the_registry() {
     }
 }
 
-/// kipp-tiny's tokenizer.json, with merges in the older form or the newer one.
-fn tokenizer(joined: bool) -> Value {
-    let vocabulary = tiny().vocabulary();
-    let spell = |id| {
-        let mut text = String::new();
-        vocabulary.spell(id, &mut text);
-        text
-    };
-    let vocab: serde_json::Map<_, _> =
-        (0..vocabulary.ranks() as u32).map(|id| (spell(id), json!(id))).collect();
-    let merges: Vec<Value> = vocabulary
-        .merges()
-        .map(|(a, b)| {
-            if joined {
-                json!(format!("{} {}", spell(a), spell(b)))
-            } else {
-                json!([spell(a), spell(b)])
-            }
-        })
-        .collect();
-    let added: Vec<Value> = (0..ADDED.len())
-        .map(|i| json!({"id": vocabulary.ranks() + i, "content": ADDED[i].text, "special": ADDED[i].special}))
-        .collect();
-    json!({"model": {"type": "BPE", "vocab": vocab, "merges": merges}, "added_tokens": added})
-}
-
 #[test]
 fn a_published_tokenizer_has_to_be_the_compiled_in_one() {
     let with = |joined: bool, change: &dyn Fn(&mut Value)| {
         let mut folder = Folder::new("tokenizer");
-        let mut tokenizer = tokenizer(joined);
+        let mut tokenizer = common::tokenizer(tiny().vocabulary(), joined);
         change(&mut tokenizer);
         folder.tokenizer = Some(tokenizer);
         folder.write(false).open().err().map(|error| error.to_string())

@@ -9,6 +9,8 @@ use cpu::{Cpu, CpuModel, Options};
 use engine::conformance::Reproducibility;
 use engine::{Backend, BackendError, KvConfig, Oracle};
 use model::Model;
+#[cfg(feature = "cuda")]
+use model::TensorType;
 
 use crate::machine;
 use crate::output::Bar;
@@ -142,6 +144,13 @@ fn prepare_cuda(
 ) -> Result<Prepared, BackendError> {
     let Settings { device, deterministic, .. } = settings;
     let options = cuda::Options { device, deterministic, ..cuda::Options::default() };
+    let decoded =
+        |ty| matches!(ty, TensorType::F16 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K);
+    if model.weights.matrices().any(|matrix| decoded(matrix.ty)) {
+        crate::output::complain(
+            "weights: some are of types that become fp16 on the GPU, by way of bf16",
+        );
+    }
     let model = cuda::CudaModel::load(model, options, progress)?;
     let weights = Arc::clone(&model);
     Ok(Prepared {
@@ -159,21 +168,33 @@ fn prepare_cuda(
     Err(BackendError::Unavailable("this kipp was built without the feature `cuda`".into()))
 }
 
-/// What `--backend cuda` could run on, a line a device, or why on none.
-#[cfg(feature = "cuda")]
-pub fn cuda_devices() -> Result<Vec<String>, String> {
-    let devices = cuda::devices().map_err(|error| error.to_string())?;
-    let line = |device: &cuda::Device| {
-        let (major, minor) = device.capability;
-        let memory = crate::output::size(device.memory);
-        format!("device {}: {}, {memory}, compute {major}.{minor}", device.ordinal, device.name)
-    };
-    Ok(devices.iter().map(line).collect())
+/// A GPU that `--backend cuda` could run on.
+pub struct Gpu {
+    /// `device 0`
+    pub name: String,
+    /// Its name, memory and capability.
+    pub line: String,
+    /// Bytes of its memory.
+    pub memory: u64,
 }
 
-/// What `--backend cuda` could run on, a line a device, or why on none.
+/// What `--backend cuda` could run on, or why on none.
+#[cfg(feature = "cuda")]
+pub fn cuda_devices() -> Result<Vec<Gpu>, String> {
+    let devices = cuda::devices().map_err(|error| error.to_string())?;
+    let gpu = |device: &cuda::Device| {
+        let (major, minor) = device.capability;
+        let size = crate::output::size(device.memory);
+        let name = format!("device {}", device.ordinal);
+        let line = format!("{name}: {}, {size}, compute {major}.{minor}", device.name);
+        Gpu { name, line, memory: device.memory }
+    };
+    Ok(devices.iter().map(gpu).collect())
+}
+
+/// What `--backend cuda` could run on, or why on none.
 #[cfg(not(feature = "cuda"))]
-pub fn cuda_devices() -> Result<Vec<String>, String> {
+pub fn cuda_devices() -> Result<Vec<Gpu>, String> {
     Err("this kipp was built without the feature `cuda`".into())
 }
 

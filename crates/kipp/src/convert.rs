@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use model::Checkpoint;
+use model::{Checkpoint, Origin};
 
-use crate::output::{complain, size, wrong_usage};
+use crate::output::{complain, wrong_usage};
+use crate::progress::Meter;
 use crate::store::parse_scheme;
 
 /// Converts a published folder of safetensors to GGUF.
@@ -40,17 +41,24 @@ pub fn run(args: Args) -> Result<()> {
     let scheme = parse_scheme("--scheme", &args.scheme)?;
     let head = args.head.as_deref().map(|head| parse_scheme("--head", head)).transpose()?;
     let schemes = (scheme, head.unwrap_or(scheme.default_head()));
-    let mut tenth = 0;
-    let progress = |done: u64, total: u64| {
-        let reached = 10 * done / total.max(1);
-        if reached > tenth {
-            tenth = reached;
-            complain(&format!("{}0 % of {}", reached, size(total)));
+    let mut meter = Meter::new();
+    let progress = |done, total| meter.show("converting", done, total);
+    let unproven = match &args.dir {
+        Some(dir) => {
+            let origin = hub::convert(dir, checkpoint, schemes, &args.out, progress)?;
+            matches!(origin, Origin::Unproven { .. })
+        }
+        None => {
+            model::synthetic::write(&args.out, checkpoint, schemes, 0, progress)?;
+            false
         }
     };
-    match &args.dir {
-        Some(dir) => hub::convert(dir, checkpoint, schemes, &args.out, progress)?,
-        None => model::synthetic::write(&args.out, checkpoint, schemes, 0, progress)?,
+    meter.end();
+    if unproven {
+        complain(&format!(
+            "dimensions, tensors and tokenizer are {}'s; nothing shows whether the weights are those of its revision {}",
+            checkpoint.id, checkpoint.revision
+        ));
     }
     Ok(())
 }

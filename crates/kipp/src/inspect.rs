@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use engine::{KvConfig, KvKind};
+use model::Model;
 use model::gguf::{Gguf, Value as Field};
-use model::{Model, Origin};
 use serde_json::{Map, Value, json};
 
 use crate::options::parse_size;
-use crate::output::{print, size};
+use crate::output::{origin, print, size};
 
 /// Says what is in a model file.
 #[derive(clap::Args)]
@@ -43,7 +43,9 @@ pub fn run(args: Args) -> Result<()> {
         "context": context,
         "kv_bf16_bytes": kv(KvKind::Bf16),
         "kv_q8_0_bytes": kv(KvKind::Q8_0),
+        "total_bytes": weights as u64 + kv(KvKind::Bf16),
     });
+    let types = types(&gguf);
     if args.json {
         let metadata: Map<String, Value> =
             gguf.metadata.iter().map(|(key, field)| (key.clone(), value(field))).collect();
@@ -62,22 +64,27 @@ pub fn run(args: Args) -> Result<()> {
             "origin": origin(&model),
             "scheme": model.scheme.name(),
             "head": model.head.name(),
+            "types": types.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
             "memory": memory,
             "metadata": metadata,
             "tensors": tensors.collect::<Vec<_>>(),
         });
         return print(&format!("{report}\n"));
     }
+    let mixture: Vec<String> =
+        types.iter().map(|(name, count)| format!("{count} {name}")).collect();
     let mut text = format!(
         "checkpoint  {id} ({variant})\norigin      {}\nscheme      {}, embedding and head {}\n\
-         weights     {} in {} tensors\nKV cache    {} (bf16) or {} (q8_0) for {context} positions\n\n",
+         weights     {} in {}\nKV cache    {} (bf16) or {} (q8_0) for {context} positions\n\
+         memory      {} with a bf16 cache\n\n",
         origin(&model),
         model.scheme.name(),
         model.head.name(),
         size(weights as u64),
-        gguf.tensors.len(),
+        mixture.join(", "),
         size(kv(KvKind::Bf16)),
         size(kv(KvKind::Q8_0)),
+        size(weights as u64 + kv(KvKind::Bf16)),
     );
     for (key, field) in &gguf.metadata {
         text += &format!("{key} = {}\n", brief(field));
@@ -97,16 +104,17 @@ pub fn run(args: Args) -> Result<()> {
     print(&text)
 }
 
-/// Where the weights come from, in words.
-fn origin(model: &Model) -> String {
-    let pinned = model.checkpoint().map_or(String::new(), |checkpoint| {
-        format!("{} at {}", checkpoint.repository, checkpoint.revision)
-    });
-    match &model.origin {
-        Origin::Pinned { .. } => pinned,
-        Origin::Synthetic { seed } => format!("synthetic, seed {seed}"),
-        Origin::Foreign => "foreign, not pinned".to_string(),
+/// How many tensors there are of each type.
+fn types(gguf: &Gguf) -> Vec<(String, usize)> {
+    let mut types: Vec<(String, usize)> = Vec::new();
+    for tensor in &gguf.tensors {
+        let name = tensor.ty.to_string();
+        match types.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => types.push((name, 1)),
+        }
     }
+    types
 }
 
 /// A metadata value as JSON; arrays by what they hold.

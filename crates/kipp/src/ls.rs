@@ -5,7 +5,8 @@ use model::registry::CHECKPOINTS;
 use model::{Checkpoint, Model, Scheme};
 use serde_json::{Value, json};
 
-use crate::output::{print, size};
+use crate::gates;
+use crate::output::{origin, print, size};
 use crate::store::{self, BUILTIN};
 
 /// Lists the checkpoints that kipp runs.
@@ -20,8 +21,10 @@ pub struct Args {
 struct Here {
     scheme: Scheme,
     bytes: u64,
-    /// Why it cannot be used, if it cannot.
-    fault: Option<String>,
+    /// Where its weights come from, or why it cannot be used.
+    model: Result<String, String>,
+    /// Backends whose gates ran here, and whether all held.
+    gates: Vec<(String, bool)>,
 }
 
 /// Runs the verb.
@@ -30,13 +33,14 @@ pub fn run(args: Args) -> Result<()> {
     let mut values = Vec::new();
     for checkpoint in &CHECKPOINTS {
         let here = files(checkpoint)?;
-        rows.push(row(checkpoint, &here));
-        values.push(value(checkpoint, &here));
+        let unfinished = hub::pull::is_unfinished(&store::folder()?, checkpoint);
+        rows.push(row(checkpoint, &here, unfinished));
+        values.push(value(checkpoint, &here, unfinished));
     }
     if args.json {
         return print(&format!("{}\n", Value::Array(values)));
     }
-    let mut text = format!("{:<24} {:>7} {:>9}  {}\n", "MODEL", "CONTEXT", "WEIGHTS", "HERE");
+    let mut text = format!("{:<24} {:>7} {:>9}  {}\n", "MODEL", "CONTEXT", "BF16", "HERE");
     rows.iter().for_each(|row| text += row);
     print(&text)
 }
@@ -47,51 +51,63 @@ fn files(checkpoint: &Checkpoint) -> Result<Vec<Here>> {
     for scheme in Scheme::ALL {
         let path = store::path_of(checkpoint, scheme)?;
         if let Ok(metadata) = path.metadata() {
-            let fault = Model::open(&path).err().map(|error| error.to_string());
-            here.push(Here { scheme, bytes: metadata.len(), fault });
+            let model = Model::open(&path).map(|model| origin(&model));
+            let model = model.map_err(|error| error.to_string());
+            let gates = gates::known(&path);
+            here.push(Here { scheme, bytes: metadata.len(), model, gates });
         }
     }
     Ok(here)
 }
 
-/// Parameters of a checkpoint, norms left out.
-fn parameters(checkpoint: &Checkpoint) -> u64 {
-    let spec = &checkpoint.spec;
-    let attention = 2 * spec.hidden * (spec.q_width() + spec.kv_width());
-    let layer = attention + 3 * spec.hidden * spec.ffn;
-    let tables = if spec.tied { 1 } else { 2 } * spec.vocab * spec.hidden;
-    (spec.layers * layer + tables) as u64
-}
-
-fn row(checkpoint: &Checkpoint, here: &[Here]) -> String {
+fn row(checkpoint: &Checkpoint, here: &[Here], unfinished: bool) -> String {
     let mut files: Vec<String> = Vec::new();
     if checkpoint.id == BUILTIN {
         files.push("built in".into());
     }
     files.extend(here.iter().map(|file| {
-        let name = file.scheme.name();
-        match &file.fault {
-            None => format!("{name} ({})", size(file.bytes)),
-            Some(fault) => format!("{name} (unusable: {fault})"),
+        let mut parts = vec![size(file.bytes)];
+        match &file.model {
+            Ok(origin) if origin.contains(checkpoint.revision) => {}
+            Ok(origin) => parts.push(origin.clone()),
+            Err(fault) => parts.push(format!("unusable: {fault}")),
         }
+        if file.gates.is_empty() {
+            parts.push("gates not run".into());
+        }
+        for (backend, held) in &file.gates {
+            parts.push(format!("{backend} gates {}", if *held { "hold" } else { "FAIL" }));
+        }
+        format!("{} ({})", file.scheme.name(), parts.join("; "))
     }));
+    if unfinished {
+        files.push("an unfinished pull".into());
+    }
     let files = if files.is_empty() { "-".to_string() } else { files.join(", ") };
-    let weights = size(2 * parameters(checkpoint));
+    let weights = size(2 * checkpoint.spec.matrix_weights() as u64);
     format!("{:<24} {:>7} {weights:>9}  {files}\n", checkpoint.id, checkpoint.spec.context)
 }
 
-fn value(checkpoint: &Checkpoint, here: &[Here]) -> Value {
-    let files: Vec<Value> = here
-        .iter()
-        .map(|f| json!({ "scheme": f.scheme.name(), "bytes": f.bytes, "fault": f.fault }))
-        .collect();
+fn value(checkpoint: &Checkpoint, here: &[Here], unfinished: bool) -> Value {
+    let file = |file: &Here| {
+        let gates: serde_json::Map<String, Value> =
+            file.gates.iter().map(|(backend, held)| (backend.clone(), json!(held))).collect();
+        json!({
+            "scheme": file.scheme.name(),
+            "bytes": file.bytes,
+            "origin": file.model.as_ref().ok(),
+            "fault": file.model.as_ref().err(),
+            "gates": gates,
+        })
+    };
     json!({
         "id": checkpoint.id,
         "repository": checkpoint.repository,
         "revision": checkpoint.revision,
         "context": checkpoint.spec.context,
-        "parameters": parameters(checkpoint),
+        "parameters": checkpoint.spec.matrix_weights(),
         "built_in": checkpoint.id == BUILTIN,
-        "files": files,
+        "unfinished_pull": unfinished,
+        "files": here.iter().map(file).collect::<Vec<_>>(),
     })
 }

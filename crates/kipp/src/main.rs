@@ -10,7 +10,9 @@ mod chat;
 mod completions;
 mod convert;
 mod doctor;
+mod gates;
 mod generate;
+mod imatrix;
 mod inspect;
 mod interrupt;
 mod ls;
@@ -19,7 +21,11 @@ mod manual;
 mod options;
 mod output;
 mod ppl;
+mod progress;
+mod pull;
+mod quantize;
 mod render;
+mod rm;
 mod serve;
 mod store;
 mod tokenize;
@@ -51,8 +57,16 @@ enum Verb {
     Tokenize(tokenize::Args),
     /// Prints the prompt text of a chat request.
     Render(render::Args),
+    /// Downloads a checkpoint's pinned revision, checks it and converts it.
+    Pull(pull::Args),
     /// Converts a published folder of safetensors to GGUF.
     Convert(convert::Args),
+    /// Quantises a GGUF in 16 bits.
+    Quantize(quantize::Args),
+    /// Measures how much each input of a model's matrices matters on a text.
+    Imatrix(imatrix::Args),
+    /// Removes a checkpoint's files from the models' folder.
+    Rm(rm::Args),
     /// Says what is in a model file.
     Inspect(inspect::Args),
     /// Lists the checkpoints that kipp runs and which of them are here.
@@ -78,7 +92,11 @@ fn main() -> ExitCode {
         Verb::Serve(args) => serve::run(args),
         Verb::Tokenize(args) => tokenize::run(args),
         Verb::Render(args) => render::run(args),
+        Verb::Pull(args) => pull::run(args),
         Verb::Convert(args) => convert::run(args),
+        Verb::Quantize(args) => quantize::run(args),
+        Verb::Imatrix(args) => imatrix::run(args),
+        Verb::Rm(args) => rm::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Ls(args) => ls::run(args),
         Verb::Doctor(args) => doctor::run(args),

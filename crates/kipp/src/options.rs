@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use engine::philox::random_seed;
 use engine::{Backend, BackendError, KvConfig, KvKind, SamplingParams};
-use model::{Checkpoint, Model, Spec};
+use model::{Checkpoint, Model, Origin, Scheme, Spec};
 
 use crate::backends::{BackendName, Prepared, Settings};
-use crate::output::wrong_usage;
+use crate::output::{complain, origin, wrong_usage};
 use crate::store::{Reference, parse_scheme};
 
 /// Which model, on what.
@@ -51,7 +51,11 @@ pub enum KvName {
 impl ModelOptions {
     /// Opens the model.
     pub fn open(&self) -> Result<Arc<Model>> {
-        Reference::parse(self.model.as_deref())?.open()
+        let model = Reference::parse(self.model.as_deref())?.open()?;
+        if matches!(model.origin, Origin::Foreign | Origin::Unproven { .. }) {
+            complain(&format!("weights: {}", origin(&model)));
+        }
+        Ok(model)
     }
 
     /// Positions a sequence may have.
@@ -108,7 +112,7 @@ pub struct SyntheticOptions {
     /// Use made-up weights with the dimensions of this registry entry
     #[arg(long, value_name = "ID", conflicts_with = "model")]
     pub synthetic: Option<String>,
-    /// How the made-up weights are stored
+    /// How the made-up weights are stored; f16, q6_k, q5_k and q4_k too
     #[arg(long, default_value = "bf16", requires = "synthetic")]
     pub scheme: String,
     /// Use only the first layers of the made-up weights
@@ -122,7 +126,11 @@ impl SyntheticOptions {
         let Some(id) = &self.synthetic else { return named.open() };
         let unknown = || wrong_usage(format!("--synthetic: expected a registry id, found `{id}`"));
         let checkpoint = Checkpoint::find(id).ok_or_else(unknown)?;
-        let scheme = parse_scheme("--scheme", &self.scheme)?;
+        // Made-up weights come in the types of other programs' files too.
+        let scheme = match Scheme::from_name(&self.scheme) {
+            Some(scheme) => scheme,
+            None => parse_scheme("--scheme", &self.scheme)?,
+        };
         let schemes = (scheme, scheme.default_head());
         let model = match self.layers {
             None => Model::synthetic(checkpoint, schemes, 0)?,

@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use model::{Model, Origin};
 
 /// Writes to stdout and flushes, so that a stream is seen as it grows.
 pub fn print(text: &str) -> Result<()> {
@@ -78,6 +79,20 @@ impl Drop for Bar {
 /// Whether an error only says that the reader of our output is gone.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+}
+
+/// Where a model's weights come from, in words.
+pub fn origin(model: &Model) -> String {
+    let entry = |revision| {
+        let repository = model.checkpoint().map_or("", |checkpoint| checkpoint.repository);
+        format!("{repository} at {revision}")
+    };
+    match &model.origin {
+        Origin::Pinned { .. } => entry(model.checkpoint().map_or("", |c| c.revision)),
+        Origin::Unproven { .. } => entry("a revision that nothing shows"),
+        Origin::Synthetic { seed } => format!("synthetic, seed {seed}"),
+        Origin::Foreign => "foreign, not pinned".to_string(),
+    }
 }
 
 /// Bytes in the unit that suits them, e.g. `1.5 GB`.

@@ -51,6 +51,14 @@ impl Reference {
         }
     }
 
+    /// The file, where it is in the models' folder.
+    pub fn kept(&self) -> Option<PathBuf> {
+        match self {
+            Reference::Registered(checkpoint, scheme) => find(checkpoint, *scheme).ok(),
+            Reference::File(_) => None,
+        }
+    }
+
     /// Opens the model.
     pub fn open(&self) -> Result<Arc<Model>> {
         let model = match self {
@@ -70,7 +78,7 @@ impl Reference {
 pub fn parse_scheme(flag: &str, name: &str) -> Result<Scheme> {
     let known = || Scheme::ALL.map(Scheme::name).join(", ");
     let unknown = || wrong_usage(format!("{flag}: expected {}, found `{name}`", known()));
-    Scheme::from_name(name).ok_or_else(unknown)
+    Scheme::from_name(name).filter(|scheme| Scheme::ALL.contains(scheme)).ok_or_else(unknown)
 }
 
 /// The folder of kipp's own model files: `KIPP_MODELS`, or `kipp/models` where the platform keeps data.
@@ -91,6 +99,11 @@ pub fn path_of(checkpoint: &Checkpoint, scheme: Scheme) -> Result<PathBuf> {
     Ok(folder()?.join(format!("{}-{}.gguf", checkpoint.id, scheme.name())))
 }
 
+/// Where it is kept which gates a file passed.
+pub fn gates_of(file: &Path) -> PathBuf {
+    file.with_added_extension("gates")
+}
+
 /// The file of a checkpoint: in the scheme named, or in the most exact one that is here.
 fn find(checkpoint: &Checkpoint, scheme: Option<Scheme>) -> Result<PathBuf> {
     let schemes = match scheme {
@@ -106,5 +119,5 @@ fn find(checkpoint: &Checkpoint, scheme: Option<Scheme>) -> Result<PathBuf> {
     let folder = folder()?;
     let name =
         scheme.map_or(checkpoint.id.to_string(), |s| format!("{}:{}", checkpoint.id, s.name()));
-    bail!("model: {name} is not in {}", folder.display())
+    bail!("model: {name} is not in {}; `kipp pull {name}` brings it", folder.display())
 }

@@ -8,9 +8,11 @@ use anyhow::{Context, Result, bail};
 use engine::conformance::{Finding, GATES, Gate, Rig, Subject};
 use serde_json::{Value, json};
 
+use crate::gates;
 use crate::machine;
 use crate::options::{ModelOptions, SyntheticOptions};
-use crate::output::{print, wrong_usage};
+use crate::output::{origin, print, wrong_usage};
+use crate::store::Reference;
 
 /// Checks a backend against the scalar oracle on this machine.
 #[derive(clap::Args)]
@@ -74,6 +76,7 @@ pub fn run(args: Args) -> Result<()> {
             "made": machine::provenance(),
             "checkpoint": name,
             "scheme": model.scheme.name(),
+            "origin": origin(&model),
             "layers": model.spec().layers,
             "backend": args.model.backend.name(),
             "held": failed.is_empty(),
@@ -81,6 +84,12 @@ pub fn run(args: Args) -> Result<()> {
         });
         let text = serde_json::to_string_pretty(&record)?;
         std::fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
+    }
+    if args.gate.is_none()
+        && args.synthetic.synthetic.is_none()
+        && let Some(file) = Reference::parse(args.model.model.as_deref())?.kept()
+    {
+        gates::note(&file, args.model.backend.name(), failed.is_empty())?;
     }
     if !failed.is_empty() {
         bail!("{} of {} gates do not hold: {}", failed.len(), gates.len(), failed.join(", "));

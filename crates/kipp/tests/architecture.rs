@@ -13,7 +13,7 @@ const CORE_CRATES: usize = 15;
 const BINARY_CRATES: usize = 160;
 /// Modules in which `unsafe` may stand: a file, or a folder with all that is in it.
 const UNSAFE: &[&str] =
-    &["crates/model/src/mapping.rs", "crates/cpu/src/", "crates/cuda/src/", "crates/metal/src/"];
+    &["crates/model/src/mapping", "crates/cpu/src/", "crates/cuda/src/", "crates/metal/src/"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")

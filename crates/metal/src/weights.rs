@@ -36,7 +36,7 @@ impl Kind {
             TensorType::Q8_0 => Ok(Kind::Q8_0),
             TensorType::Q4_1 => Ok(Kind::Q4_1),
             TensorType::Q4_0 => Ok(Kind::Q4_0),
-            TensorType::F32 => Err(BackendError::Unavailable("a projection in F32".into())),
+            other => Err(BackendError::Unavailable(format!("Metal kernels for {other}"))),
         }
     }
 }

@@ -1,10 +1,13 @@
-//! Files and buffers as memory mappings. The only unsafe code of the crate.
+//! Files and buffers as memory mappings. The only unsafe code of the crate is here and in [`guard`].
 
 #![allow(unsafe_code, reason = "mapping a file is unsafe; it is done here only")]
 
+#[cfg(unix)]
+mod guard;
+
 use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 #[cfg(unix)]
 use memmap2::UncheckedAdvice;
@@ -15,8 +18,8 @@ use crate::tensor::{Bytes, Owner};
 
 /// Maps a file for reading. Nothing is read until it is looked at.
 ///
-/// The file has to stay as it is: a change becomes visible in the mapping, and a page that is cut
-/// off can no longer be read.
+/// The file has to stay as it is: a change becomes visible in the mapping. If it is cut off, what is gone
+/// reads as zeros and [`Bytes::check`] tells.
 pub fn map(path: &Path) -> Result<Bytes> {
     let open = || {
         // Before opening, because opening a pipe would wait for its other end.
@@ -24,19 +27,40 @@ pub fn map(path: &Path) -> Result<Bytes> {
             return Err(std::io::Error::other("not a regular file"));
         }
         let file = File::open(path)?;
-        // SAFETY: the mapping is read-only and private to this process. That nobody truncates a
-        // model under a running engine is a condition of use, stated above.
+        // SAFETY: the mapping is read-only and private to this process. That nobody writes to a model under a
+        // running engine is a condition of use, stated above; one that is cut off is guarded against.
         unsafe { Mmap::map(&file) }
     };
-    Ok(Bytes::owned(Mapping(open().map_err(|error| Error::Io(error).in_file(path))?)))
+    let map = open().map_err(|error| Error::Io(error).in_file(path))?;
+    Ok(Bytes::owned(Mapping {
+        #[cfg(unix)]
+        guard: guard::Guard::new(&map),
+        map,
+        path: path.to_owned(),
+    }))
 }
 
 /// A mapped file.
-struct Mapping(Mmap);
+struct Mapping {
+    // Dropped first: what is no longer mapped is not watched.
+    #[cfg(unix)]
+    guard: guard::Guard,
+    map: Mmap,
+    path: PathBuf,
+}
 
 impl Owner for Mapping {
     fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.map
+    }
+
+    fn check(&self) -> Result<()> {
+        #[cfg(unix)]
+        if self.guard.lost() {
+            let (field, expected) = ("size while in use", format!("{} bytes", self.map.len()));
+            return Err(Error::mismatch(field, expected, "fewer").in_file(&self.path));
+        }
+        Ok(())
     }
 
     fn release(&self, range: Range<usize>) {
@@ -48,7 +72,7 @@ impl Owner for Mapping {
                 // SAFETY: the mapping is read-only and of a file, so that dropped pages come back with
                 // the same bytes. A refusal costs only memory.
                 let _ = unsafe {
-                    self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, first, end - first)
+                    self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, first, end - first)
                 };
             }
         }

@@ -13,6 +13,7 @@ use crate::tensor::TensorType;
 use crate::vocabulary::{Marker, Vocabulary};
 
 const ARCHITECTURE: &str = "qwen3";
+const FILE_TYPE: &str = "general.file_type";
 const CHECKPOINT: &str = "kipp.checkpoint";
 const SCHEME: &str = "kipp.scheme";
 const REPOSITORY: &str = "kipp.source.repository";
@@ -22,6 +23,10 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 /// Stands for the repository where the weights are made up.
 const SYNTHETIC: &str = "synthetic";
 const SEED: &str = "seed ";
+/// Stands for the repository where another program wrote the file that the weights were read from.
+const FOREIGN: &str = "foreign";
+/// Stands for a revision that nothing shows.
+const UNKNOWN: &str = "unknown";
 
 /// Where a model's weights come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +34,11 @@ pub enum Origin {
     /// The pinned revision of the upstream repository.
     Pinned {
         /// `<SHA-256>  <file name>` of each safetensors file, as sha256sum prints them.
+        sha256: Vec<String>,
+    },
+    /// A published folder that matches the registry entry, but nothing shows which revision it is of.
+    Unproven {
+        /// As of [`Origin::Pinned`].
         sha256: Vec<String>,
     },
     /// Made up from a seed; see [`synthetic`](crate::synthetic).
@@ -55,8 +65,12 @@ pub(crate) fn describe(checkpoint: &Checkpoint, scheme: Scheme, origin: &Origin)
 
 /// What a file's metadata says it is, all of it checked against the registry.
 pub(crate) fn check(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)> {
-    equal(gguf, &[pair(ARCHITECTURE_KEY, string(ARCHITECTURE))])?;
-    if gguf.get(CHECKPOINT).is_none() {
+    let architecture = gguf.architecture()?;
+    if architecture != ARCHITECTURE {
+        let (expected, found) = (format!("{ARCHITECTURE:?}"), format!("{architecture:?}"));
+        return Err(Error::mismatch(format_args!("`{ARCHITECTURE_KEY}`"), expected, found));
+    }
+    if gguf.get(CHECKPOINT).is_none() || is_rewritten(gguf) {
         return check_foreign(gguf);
     }
     let id = require_str(gguf, CHECKPOINT)?;
@@ -64,7 +78,8 @@ pub(crate) fn check(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)
         Error::mismatch(format_args!("`{CHECKPOINT}`"), "a registered checkpoint", id)
     })?;
     let scheme = require_str(gguf, SCHEME)?;
-    let scheme = Scheme::from_name(scheme).ok_or_else(|| {
+    let known = Scheme::ALL.into_iter().find(|known| known.name() == scheme);
+    let scheme = known.ok_or_else(|| {
         Error::mismatch(format_args!("`{SCHEME}`"), "bf16, q8_0, q4_1 or q4_0", scheme)
     })?;
     let origin = origin(gguf)?;
@@ -73,20 +88,35 @@ pub(crate) fn check(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)
 }
 
 fn general(checkpoint: &Checkpoint, scheme: Scheme) -> Pairs {
-    // llama.cpp's number of the commonest tensor type.
-    let file_type = match scheme {
-        Scheme::Bf16 => 32,
-        Scheme::Q8_0 => 7,
-        Scheme::Q4_1 => 3,
-        Scheme::Q4_0 => 2,
-    };
     vec![
         pair(ARCHITECTURE_KEY, string(ARCHITECTURE)),
         pair("general.type", string("model")),
         pair("general.name", string(checkpoint.name())),
-        pair("general.file_type", Value::U32(file_type)),
+        pair(FILE_TYPE, Value::U32(file_type(scheme))),
         pair("general.quantization_version", Value::U32(2)),
     ]
+}
+
+/// llama.cpp's number of the commonest tensor type.
+const fn file_type(scheme: Scheme) -> u32 {
+    match scheme {
+        Scheme::Bf16 => 32,
+        Scheme::Q8_0 => 7,
+        Scheme::Q4_1 => 3,
+        Scheme::Q4_0 => 2,
+        Scheme::F16 => 1,
+        Scheme::Q4K => 15,
+        Scheme::Q5K => 17,
+        Scheme::Q6K => 18,
+    }
+}
+
+/// Whether another program quantised a file of kipp's: it copies keys that it does not know, which then describe what
+/// the file was.
+fn is_rewritten(gguf: &Gguf) -> bool {
+    let scheme = gguf.get(SCHEME).and_then(Value::as_str).and_then(Scheme::from_name);
+    let found = gguf.get(FILE_TYPE).and_then(Value::as_u64);
+    scheme.is_some_and(|scheme| found.is_some_and(|found| found != u64::from(file_type(scheme))))
 }
 
 fn dimensions(spec: &Spec) -> Pairs {
@@ -138,20 +168,18 @@ fn special_tokens(checkpoint: &Checkpoint) -> Pairs {
 fn provenance(checkpoint: &Checkpoint, scheme: Scheme, origin: &Origin) -> Pairs {
     let mut pairs =
         vec![pair(CHECKPOINT, string(checkpoint.id)), pair(SCHEME, string(scheme.name()))];
-    match origin {
-        Origin::Pinned { sha256 } => pairs.extend([
-            pair(REPOSITORY, string(checkpoint.repository)),
-            pair(REVISION, string(checkpoint.revision)),
-            pair(
-                SHA256,
-                Value::Array(Array::of_strings(sha256.len(), |i, text| *text += &sha256[i])),
-            ),
-        ]),
-        Origin::Synthetic { seed } => pairs.extend([
-            pair(REPOSITORY, string(SYNTHETIC)),
-            pair(REVISION, Value::String(format!("{SEED}{seed}"))),
-        ]),
-        Origin::Foreign => {}
+    let (repository, revision, sha256) = match origin {
+        Origin::Pinned { sha256 } => {
+            (checkpoint.repository, checkpoint.revision.to_owned(), Some(sha256))
+        }
+        Origin::Unproven { sha256 } => (checkpoint.repository, UNKNOWN.into(), Some(sha256)),
+        Origin::Synthetic { seed } => (SYNTHETIC, format!("{SEED}{seed}"), None),
+        Origin::Foreign => (FOREIGN, UNKNOWN.into(), None),
+    };
+    pairs.extend([pair(REPOSITORY, string(repository)), pair(REVISION, Value::String(revision))]);
+    if let Some(lines) = sha256 {
+        let lines = Array::of_strings(lines.len(), |i, text| *text += &lines[i]);
+        pairs.push(pair(SHA256, Value::Array(lines)));
     }
     pairs
 }
@@ -159,16 +187,18 @@ fn provenance(checkpoint: &Checkpoint, scheme: Scheme, origin: &Origin) -> Pairs
 /// The origin that a file of kipp's own names. Repository and revision are compared with the
 /// registry's when everything is.
 fn origin(gguf: &Gguf) -> Result<Origin> {
-    if require_str(gguf, REPOSITORY)? == SYNTHETIC {
-        let revision = require_str(gguf, REVISION)?;
-        let seed = revision
-            .strip_prefix(SEED)
-            .and_then(|seed| seed.parse().ok())
-            .ok_or_else(|| Error::mismatch(format_args!("`{REVISION}`"), "the seed", revision))?;
-        return Ok(Origin::Synthetic { seed });
+    let revision = require_str(gguf, REVISION)?;
+    match require_str(gguf, REPOSITORY)? {
+        SYNTHETIC => {
+            let seed = revision.strip_prefix(SEED).and_then(|seed| seed.parse().ok());
+            let wrong = || Error::mismatch(format_args!("`{REVISION}`"), "the seed", revision);
+            return Ok(Origin::Synthetic { seed: seed.ok_or_else(wrong)? });
+        }
+        FOREIGN => return Ok(Origin::Foreign),
+        _ => {}
     }
     let sha256 = require_array(gguf, SHA256)?.strings().map(Cow::into_owned).collect();
-    Ok(Origin::Pinned { sha256 })
+    Ok(if revision == UNKNOWN { Origin::Unproven { sha256 } } else { Origin::Pinned { sha256 } })
 }
 
 /// A file without kipp's keys: its dimensions, and where they leave a choice its name, select the
@@ -186,7 +216,7 @@ fn check_foreign(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)> {
         Value::F32(theta) => *theta,
         other => return Err(Error::mismatch("`qwen3.rope.freq_base`", "a float", other)),
     };
-    let spec = Spec {
+    let mut spec = Spec {
         layers: number("block_count")?,
         hidden: number("embedding_length")?,
         ffn: number("feed_forward_length")?,
@@ -197,6 +227,11 @@ fn check_foreign(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)> {
         tied: gguf.tensors.iter().all(|tensor| tensor.name != "output.weight"),
     };
     let mut candidates: Vec<_> = Checkpoint::with_spec(&spec).collect();
+    if candidates.is_empty() {
+        // Converters keep the head that some tied checkpoints carry all the same.
+        spec.tied = true;
+        candidates.extend(Checkpoint::with_spec(&spec));
+    }
     if candidates.len() > 1 {
         let name = require_str(gguf, "general.name")?.to_lowercase().replace([' ', '_'], "-");
         candidates.retain(|checkpoint| name.contains(checkpoint.id));
@@ -208,19 +243,28 @@ fn check_foreign(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)> {
     equal(gguf, &dimensions(&spec))?;
     equal(gguf, &tokenizer(checkpoint.vocabulary()))?;
 
-    let name = "blk.0.attn_q.weight";
-    let projection = gguf.tensors.iter().find(|tensor| tensor.name == name);
-    let projection = projection.ok_or_else(|| {
-        Error::mismatch(format_args!("tensor `{name}`"), "to be there", "nothing")
-    })?;
-    Ok((checkpoint, scheme_of(name, projection.ty)?, Origin::Foreign))
+    Ok((checkpoint, commonest(gguf)?, Origin::Foreign))
+}
+
+/// The scheme of most of the layers' weights; files of other programs mix them.
+fn commonest(gguf: &Gguf) -> Result<Scheme> {
+    let projections =
+        || gguf.tensors.iter().filter(|t| t.name.starts_with("blk.") && t.dims.len() == 2);
+    let weights = |ty| {
+        let of_type = projections().filter(|tensor| tensor.ty == ty);
+        of_type.fold(0u64, |sum, tensor| sum.saturating_add(tensor.dims.iter().product()))
+    };
+    let most = projections().max_by_key(|tensor| weights(tensor.ty));
+    let most = most.ok_or_else(|| Error::mismatch("matrices of the layers", "some", "none"))?;
+    scheme_of(&most.name, most.ty)
 }
 
 /// The scheme under which tensors have this type.
 pub(crate) fn scheme_of(name: &str, ty: TensorType) -> Result<Scheme> {
-    Scheme::ALL.into_iter().find(|scheme| scheme.tensor_type() == ty).ok_or_else(|| {
-        Error::mismatch(format_args!("tensor `{name}`: type"), "BF16, Q8_0, Q4_1 or Q4_0", ty)
-    })
+    let mut schemes = Scheme::ALL.into_iter().chain(Scheme::FOREIGN);
+    schemes
+        .find(|scheme| scheme.tensor_type() == ty)
+        .ok_or_else(|| Error::mismatch(format_args!("tensor `{name}`: type"), "any but F32", ty))
 }
 
 /// Compares values of a file with what they have to be.

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::gguf::Gguf;
-use crate::layout::{self, Tensor};
+use crate::gguf::{Gguf, TensorInfo};
+use crate::layout::{self, Role, Tensor};
 use crate::mapping;
 use crate::metadata::{self, Origin, scheme_of};
 use crate::registry::Checkpoint;
@@ -23,8 +23,6 @@ static BUILTIN: Aligned<[u8; include_bytes!("../data/kipp-tiny.gguf").len()]> =
 
 #[repr(align(64))]
 struct Aligned<T>(T);
-
-const _: () = assert!(align_of::<Aligned<u8>>() == crate::gguf::ALIGNMENT as usize);
 
 /// Which checkpoint a model is.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -80,7 +78,10 @@ impl Model {
             // Its absence is reported with the other tensors'.
             None => scheme.default_head(),
         };
-        let tensors = layout::tensors(&checkpoint.spec, scheme, head);
+        let mut tensors = layout::tensors(&checkpoint.spec, scheme, head);
+        if origin == Origin::Foreign {
+            mixed(&mut tensors, &found)?;
+        }
         let weights = Weights::bind(&tensors, checkpoint.spec.layers, |tensor| {
             let field = |what| format!("tensor `{}`: {what}", tensor.name);
             let Some(found) = found.remove(&*tensor.name) else {
@@ -164,6 +165,21 @@ impl Model {
     }
 }
 
+/// Takes over what other programs choose for themselves: the type of each matrix, and a head of its own.
+fn mixed(tensors: &mut Vec<Tensor>, found: &HashMap<&str, &TensorInfo>) -> Result<()> {
+    let head = "output.weight";
+    if found.contains_key(head) && tensors.iter().all(|tensor| tensor.name != head) {
+        let embedding = tensors.iter().find(|tensor| tensor.role == Role::Head).cloned();
+        tensors.extend(embedding.map(|embedding| Tensor { name: head.into(), ..embedding }));
+    }
+    for tensor in tensors.iter_mut().filter(|tensor| tensor.role != Role::Norm) {
+        if let Some(found) = found.get(&*tensor.name) {
+            tensor.ty = scheme_of(&found.name, found.ty)?.tensor_type();
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -198,7 +214,7 @@ mod tests {
             let path = std::env::temp_dir().join(format!("kipp-{}-{id}.gguf", std::process::id()));
             let file = File::create(&path).unwrap();
             Writer::new(&file, &metadata, &tensors).unwrap();
-            let data: usize = tensors.iter().map(|t| t.bytes().next_multiple_of(64)).sum();
+            let data: usize = tensors.iter().map(|t| t.bytes().next_multiple_of(32)).sum();
             file.set_len(file.metadata().unwrap().len() + data as u64).unwrap();
             Self(path)
         }

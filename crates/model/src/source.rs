@@ -12,6 +12,7 @@ use crate::layout::{self, Tensor};
 use crate::metadata::{self, Origin};
 use crate::registry::Checkpoint;
 use crate::scheme::{self, Scheme};
+use crate::weights::{Layer, Weights};
 
 /// Bytes of a tensor that are encoded before they are written, and so the memory that writing
 /// needs.
@@ -22,9 +23,57 @@ pub trait Source: Sync {
     /// Fills `out`, `[cols]`, with a row of a tensor.
     fn row(&self, tensor: &Tensor, row: usize, out: &mut [f32]);
 
+    /// An error if rows that were given may be wrong.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// How much each input of a tensor matters, `[cols]`, where that is known.
     fn importance(&self, _tensor: &Tensor) -> Option<&[f32]> {
         None
+    }
+}
+
+/// The weights once more, to be stored under another scheme. A tensor that is not of this checkpoint's layout is
+/// a fault of the caller.
+impl Source for Weights {
+    fn row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) {
+        let name = tensor.name.trim_end_matches(".weight");
+        let layer = || {
+            let (number, part) = name.strip_prefix("blk.")?.split_once('.')?;
+            Some((self.layers.get(number.parse::<usize>().ok()?)?, part))
+        };
+        match (name, layer()) {
+            ("token_embd", _) => self.embedding.row_f32(row, out),
+            ("output_norm", _) => out.copy_from_slice(self.output_norm.as_f32()),
+            ("output", _) => self.head.row_f32(row, out),
+            (_, Some((layer, part))) => layer.row(part, row, out),
+            (_, None) => panic!("no tensor `{}` in this checkpoint", tensor.name),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        Weights::check(self)
+    }
+}
+
+impl Layer {
+    fn row(&self, part: &str, row: usize, out: &mut [f32]) {
+        let matrix = match part {
+            "attn_norm" => return out.copy_from_slice(self.attention_norm.as_f32()),
+            "attn_q_norm" => return out.copy_from_slice(self.q_norm.as_f32()),
+            "attn_k_norm" => return out.copy_from_slice(self.k_norm.as_f32()),
+            "ffn_norm" => return out.copy_from_slice(self.ffn_norm.as_f32()),
+            "attn_q" => &self.q,
+            "attn_k" => &self.k,
+            "attn_v" => &self.v,
+            "attn_output" => &self.o,
+            "ffn_gate" => &self.gate,
+            "ffn_up" => &self.up,
+            "ffn_down" => &self.down,
+            other => panic!("no tensor `{other}` in a layer"),
+        };
+        matrix.row_f32(row, out);
     }
 }
 
@@ -58,6 +107,7 @@ pub fn write(
                 progress(done, total);
             }
         }
+        source.check()?;
         writer.finish()?.sync_all()?;
         Ok(std::fs::rename(&part, path)?)
     };

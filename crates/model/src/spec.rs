@@ -40,6 +40,18 @@ impl Spec {
         KV_HEADS * HEAD_DIM
     }
 
+    /// Weights of the projections of all layers.
+    pub const fn projection_weights(&self) -> usize {
+        let attention = 2 * self.hidden * (self.q_width() + self.kv_width());
+        self.layers * (attention + 3 * self.hidden * self.ffn)
+    }
+
+    /// Weights of the projections, the embedding and a head of its own; norms are left out.
+    pub const fn matrix_weights(&self) -> usize {
+        let tables = if self.tied { 1 } else { 2 };
+        self.projection_weights() + tables * self.vocab * self.hidden
+    }
+
     /// Query heads that share one key/value head.
     pub const fn group(&self) -> usize {
         self.heads / KV_HEADS

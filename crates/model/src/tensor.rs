@@ -21,14 +21,23 @@ pub enum TensorType {
     Q4_1,
     /// Blocks of 32: f16 scale, 32 nibbles offset by 8 (18 bytes).
     Q4_0,
+    /// IEEE halves.
+    F16,
+    /// Blocks of 256 in 8 parts of 32: 4 bits, scales and minima of 6 bits (144 bytes).
+    Q4K,
+    /// Blocks of 256 in 8 parts of 32: 5 bits, scales and minima of 6 bits (176 bytes).
+    Q5K,
+    /// Blocks of 256 in 16 parts of 16: 6 bits, scales of 8 bits (210 bytes).
+    Q6K,
 }
 
 impl TensorType {
     /// Elements of a block; a row is a whole number of blocks.
     pub const fn block(self) -> usize {
         match self {
-            TensorType::F32 | TensorType::Bf16 => 1,
+            TensorType::F32 | TensorType::Bf16 | TensorType::F16 => 1,
             TensorType::Q8_0 | TensorType::Q4_1 | TensorType::Q4_0 => scheme::BLOCK,
+            TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => scheme::k_quants::BLOCK,
         }
     }
 
@@ -36,11 +45,19 @@ impl TensorType {
     pub const fn block_bytes(self) -> usize {
         match self {
             TensorType::F32 => 4,
-            TensorType::Bf16 => 2,
+            TensorType::Bf16 | TensorType::F16 => 2,
             TensorType::Q8_0 => 34,
             TensorType::Q4_1 => 20,
             TensorType::Q4_0 => 18,
+            TensorType::Q4K => 144,
+            TensorType::Q5K => 176,
+            TensorType::Q6K => 210,
         }
+    }
+
+    /// Whether it holds values as they are published, not rounded to a few levels.
+    pub const fn is_wide(self) -> bool {
+        self.block() == 1
     }
 
     /// Bytes of a row of `cols` elements, a multiple of [`Self::block`].
@@ -57,6 +74,10 @@ impl fmt::Display for TensorType {
             TensorType::Q8_0 => "Q8_0",
             TensorType::Q4_1 => "Q4_1",
             TensorType::Q4_0 => "Q4_0",
+            TensorType::F16 => "F16",
+            TensorType::Q4K => "Q4_K",
+            TensorType::Q5K => "Q5_K",
+            TensorType::Q6K => "Q6_K",
         })
     }
 }
@@ -73,6 +94,11 @@ pub struct Bytes {
 pub(crate) trait Owner: Send + Sync {
     /// All of them.
     fn bytes(&self) -> &[u8];
+
+    /// An error if what was read may not have been what was there when reading began.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Gives back the memory of a range that can be read again from elsewhere.
     fn release(&self, range: Range<usize>) {
@@ -109,6 +135,12 @@ impl Bytes {
     /// The same for all that the owner holds.
     fn release_owner(&self) {
         self.owner.release(0..self.owner.bytes().len());
+    }
+
+    /// An error if the bytes come from a file that was cut off since it was mapped: what was read of it may be
+    /// zeros. To be asked before results are trusted; it costs a look at a number in memory.
+    pub fn check(&self) -> Result<()> {
+        self.owner.check()
     }
 
     /// A part of these bytes with the same owner; `None` if it is not inside.
@@ -191,6 +223,11 @@ impl Matrix {
     /// Gives back all pages of the file that the matrix is in.
     pub(crate) fn release_file(&self) {
         self.bytes.release_owner();
+    }
+
+    /// See [`Bytes::check`].
+    pub fn check(&self) -> Result<()> {
+        self.bytes.check()
     }
 
     /// Decodes one row into `out`, `[cols]`.

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use crate::error::{Error, Result};
 use crate::layout::Tensor;
-use crate::source::Source;
 use crate::tensor::{Bytes, Matrix, Vector};
 
 /// One transformer block. Shapes as [out, in]; q = heads x 128, kv = 8 x 128.
@@ -33,6 +32,13 @@ pub struct Layer {
     pub down: Matrix,
 }
 
+impl Layer {
+    /// The seven matrices, in order of the forward pass.
+    pub fn projections(&self) -> [&Matrix; 7] {
+        [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down]
+    }
+}
+
 /// All weights of a checkpoint.
 pub struct Weights {
     /// `[vocab, hidden]`
@@ -46,6 +52,23 @@ pub struct Weights {
 }
 
 impl Weights {
+    /// An error if the file that the weights are mapped from was cut off; see [`Bytes::check`].
+    pub fn check(&self) -> Result<()> {
+        // All weights come from one file.
+        self.embedding.check()
+    }
+
+    /// Whether the head is the embedding's bytes.
+    pub fn is_tied(&self) -> bool {
+        std::ptr::eq(self.head.bytes(), self.embedding.bytes())
+    }
+
+    /// Every matrix, the embedding first; a tied head comes twice.
+    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let layers = self.layers.iter().flat_map(Layer::projections);
+        [&self.embedding].into_iter().chain(layers).chain([&self.head])
+    }
+
     /// Binds the tensors of a [`layout`](crate::layout) by name; `bytes` brings each tensor's.
     pub fn bind(
         tensors: &[Tensor],
@@ -87,45 +110,6 @@ impl Weights {
     /// Gives back all pages of a mapped file; those that are looked at again are read again.
     pub fn release(&self) {
         self.embedding.release_file();
-    }
-}
-
-/// The weights once more, to be stored under another scheme. A tensor that is not of this checkpoint's layout is
-/// a fault of the caller.
-impl Source for Weights {
-    fn row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) {
-        let name = tensor.name.trim_end_matches(".weight");
-        let layer = || {
-            let (number, part) = name.strip_prefix("blk.")?.split_once('.')?;
-            Some((self.layers.get(number.parse::<usize>().ok()?)?, part))
-        };
-        match (name, layer()) {
-            ("token_embd", _) => self.embedding.row_f32(row, out),
-            ("output_norm", _) => out.copy_from_slice(self.output_norm.as_f32()),
-            ("output", _) => self.head.row_f32(row, out),
-            (_, Some((layer, part))) => layer.row(part, row, out),
-            (_, None) => panic!("no tensor `{}` in this checkpoint", tensor.name),
-        }
-    }
-}
-
-impl Layer {
-    fn row(&self, part: &str, row: usize, out: &mut [f32]) {
-        let matrix = match part {
-            "attn_norm" => return out.copy_from_slice(self.attention_norm.as_f32()),
-            "attn_q_norm" => return out.copy_from_slice(self.q_norm.as_f32()),
-            "attn_k_norm" => return out.copy_from_slice(self.k_norm.as_f32()),
-            "ffn_norm" => return out.copy_from_slice(self.ffn_norm.as_f32()),
-            "attn_q" => &self.q,
-            "attn_k" => &self.k,
-            "attn_v" => &self.v,
-            "attn_output" => &self.o,
-            "ffn_gate" => &self.gate,
-            "ffn_up" => &self.up,
-            "ffn_down" => &self.down,
-            other => panic!("no tensor `{other}` in a layer"),
-        };
-        matrix.row_f32(row, out);
     }
 }
 

@@ -105,6 +105,14 @@ fn blocks_of_the_cases_decode_within_their_bounds() {
     }
 }
 
+/// The same cases' blocks, bit for bit where the reference defines the encoding.
+#[test]
+fn tiny_q8_0_blocks_are_those_of_the_case() {
+    assert_eq!(encoded(TensorType::Q8_0, &[0.0; 32]), [0; 34]);
+    let tiny: Vec<u8> = [0, 0].into_iter().chain([0x7f; 32]).collect();
+    assert_eq!(encoded(TensorType::Q8_0, &[1e-7; 32]), tiny);
+}
+
 #[test]
 fn layouts_are_those_of_gguf() {
     // Scale 1, then the quants of element j in the lower half and of j + 16 in the upper half of
@@ -129,6 +137,60 @@ fn layouts_are_those_of_gguf() {
     let values: Vec<f32> = (0..32).map(|j| (127 - 8 * j) as f32 * 0.25).collect();
     assert_eq!(decoded(TensorType::Q8_0, &q8_0), values);
     assert_eq!(encoded(TensorType::Q8_0, &values), q8_0);
+}
+
+/// ggml's reference encoder from its definition: integers under the scale before it is stored.
+fn reference_q8_0(block: &[f32]) -> Vec<u8> {
+    let scale = block.iter().fold(0f32, |largest, x| largest.max(x.abs())) / 127.0;
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    let quants = block.iter().map(|x| (x * inverse).round() as i8 as u8);
+    f32_to_f16(scale).to_le_bytes().into_iter().chain(quants).collect()
+}
+
+/// The K-quants' layouts, on blocks written out by hand.
+#[test]
+fn k_quants_are_laid_out_as_ggml_says() {
+    // Scale 1, minimum 2; part 1 has the factors 3 and 5, part 6 has 33 and 34, whose upper bits lie elsewhere.
+    let mut q4_k = vec![0u8; 144];
+    q4_k[..4].copy_from_slice(&[0x00, 0x3c, 0x00, 0x40]);
+    q4_k[4 + 1] = 3;
+    q4_k[8 + 1] = 5;
+    q4_k[12 + 2] = (33 & 15) | (34 & 15) << 4;
+    q4_k[4 + 2] |= 33 >> 4 << 6;
+    q4_k[8 + 2] |= 34 >> 4 << 6;
+    q4_k[16 + 7] = 9 << 4; // Part 1, element 7.
+    q4_k[16 + 3 * 32 + 4] = 11; // Part 6, element 4.
+    let values = decoded(TensorType::Q4K, &q4_k);
+    let at = |values: &[f32], part: usize, i: usize| values[part * 32 + i];
+    assert_eq!((at(&values, 1, 7), at(&values, 1, 8)), (3.0 * 9.0 - 10.0, -10.0));
+    assert_eq!((at(&values, 6, 4), at(&values, 0, 0)), (33.0 * 11.0 - 68.0, 0.0));
+
+    // The same with a fifth bit for element 7 of part 1.
+    let mut q5_k = q4_k[..16].to_vec();
+    q5_k.extend((0..32).map(|i| if i == 7 { 1 << 1 } else { 0 }));
+    q5_k.extend(&q4_k[16..]);
+    let values = decoded(TensorType::Q5K, &q5_k);
+    assert_eq!((at(&values, 1, 7), at(&values, 6, 4)), (3.0 * 25.0 - 10.0, 33.0 * 11.0 - 68.0));
+
+    // Scale 0.5; the factor of elements 80 to 95 is -2, their code 0x2b: 11 in the lower bits, 2 in the upper.
+    let mut q6_k = vec![0u8; 210];
+    q6_k[208..].copy_from_slice(&[0x00, 0x38]);
+    q6_k[192 + 5] = -2i8 as u8;
+    q6_k[80 - 64] = 11 << 4; // Run 2 of the first half: upper nibbles of its first 32 bytes.
+    q6_k[128 + 80 - 64] = 2 << 4;
+    let values = decoded(TensorType::Q6K, &q6_k);
+    assert_eq!((values[80], values[81], values[0]), (-(43.0 - 32.0), 32.0, 0.0));
+}
+
+#[test]
+fn made_up_k_quants_stay_close() {
+    let values: Vec<f32> = (0..1024).map(|i| ((i * i % 509) as f32 / 509.0 - 0.4) * 0.1).collect();
+    for (ty, bound) in [(TensorType::Q4K, 2e-2), (TensorType::Q5K, 5e-3), (TensorType::Q6K, 2e-3)] {
+        let energy: f64 = values.iter().map(|&x| f64::from(x).powi(2)).sum();
+        let error = squared_error(&values, &round_trip(ty, &values)) / energy;
+        println!("{ty}: NMSE {error:.1e}");
+        assert!(error < bound, "{ty}: {error:e}");
+    }
 }
 
 #[test]
@@ -168,12 +230,13 @@ fn values_of_every_magnitude_stay_finite_and_close() {
         let values: Vec<f32> = (0..32).map(|i| (i as f32 - 11.0) / 21.0 * unit).collect();
         for ty in QUANTISED {
             let steps = if ty == TensorType::Q8_0 { 127.0 } else { 15.0 };
-            // Half a step and the rounding of the scale, or, where there is no smaller half, half
-            // of that.
-            let bound = f32::max(
-                unit / steps,
-                2f32.powi(-24) * if ty == TensorType::Q8_0 { 1.0 } else { 8.0 },
-            );
+            // Half a step and the rounding of the scale; or, where there is no smaller half, what half of the
+            // distance of two comes to: 127 times for q8_0's largest value, whose integers do not know of it.
+            let smallest = 2f32.powi(-24);
+            let bound = match ty {
+                TensorType::Q8_0 => unit / steps + 64.0 * smallest,
+                _ => f32::max(unit / steps, 8.0 * smallest),
+            };
             for (x, y) in values.iter().zip(round_trip(ty, &values)) {
                 assert!((x - y).abs() <= bound, "{ty}: {x:e} became {y:e}");
             }
@@ -207,6 +270,11 @@ fn importance_moves_the_error_to_where_it_matters_least() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn q8_0_is_the_reference_encoder(x in blocks()) {
+        prop_assert_eq!(encoded(TensorType::Q8_0, &x), reference_q8_0(&x));
+    }
 
     #[test]
     fn the_search_is_never_worse_than_min_and_max(x in blocks()) {

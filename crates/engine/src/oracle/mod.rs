@@ -31,7 +31,12 @@ pub struct Oracle {
     answered: std::collections::VecDeque<Output>,
     /// Tokens that the last submitted batch sampled, by row.
     sampled: Vec<Option<u32>>,
+    observer: Option<Observer>,
 }
+
+/// Hears what a layer's matrices are multiplied with: the layer, their names in a GGUF, the inputs, `[tokens, cols]`, and
+/// the number of tokens.
+pub type Observer = Box<dyn FnMut(usize, &[&str], &[f32], usize) + Send>;
 
 impl Oracle {
     /// An oracle for `model` that spreads rows of its matrices over `threads`; results do not depend
@@ -45,6 +50,18 @@ impl Oracle {
             sampler: Sampler::default(),
             answered: Default::default(),
             sampled: Vec::new(),
+            observer: None,
+        }
+    }
+
+    /// Shows the inputs of the layers' matrices to `observer` from now on.
+    pub fn observe(&mut self, observer: Observer) {
+        self.observer = Some(observer);
+    }
+
+    fn show(&mut self, layer: usize, matrices: &[&str], inputs: &[f32], tokens: usize) {
+        if let Some(observer) = &mut self.observer {
+            observer(layer, matrices, inputs, tokens);
         }
     }
 
@@ -62,7 +79,7 @@ impl Oracle {
         let mut scratch = Scratch::new(spec, tokens.len());
         for (index, layer) in weights.layers.iter().enumerate() {
             self.attention(index, layer, spec, batch, &rotations, &mut x, &mut scratch);
-            self.feed_forward(layer, &mut x, &mut scratch);
+            self.feed_forward(index, layer, &mut x, &mut scratch);
         }
 
         let mut last = vec![0.0; batch.rows.len() * spec.hidden];
@@ -88,6 +105,7 @@ impl Oracle {
         s: &mut Scratch,
     ) {
         norm_rows(x, layer.attention_norm.as_f32(), &mut s.normed);
+        self.show(index, &["attn_q", "attn_k", "attn_v"], &s.normed, rotations.len());
         matmul(&layer.q, &s.normed, &mut s.q, self.threads);
         matmul(&layer.k, &s.normed, &mut s.k, self.threads);
         matmul(&layer.v, &s.normed, &mut s.v, self.threads);
@@ -109,18 +127,22 @@ impl Oracle {
                 attend(&s.q[row.clone()], spec.group(), &cached, &mut s.attended[row]);
             }
         }
+        self.show(index, &["attn_output"], &s.attended, rotations.len());
         matmul(&layer.o, &s.attended, &mut s.update, self.threads);
         add(x, &s.update);
     }
 
     /// x += down(silu(gate(norm(x))) * up(norm(x))).
-    fn feed_forward(&self, layer: &Layer, x: &mut [f32], s: &mut Scratch) {
+    fn feed_forward(&mut self, index: usize, layer: &Layer, x: &mut [f32], s: &mut Scratch) {
         norm_rows(x, layer.ffn_norm.as_f32(), &mut s.normed);
+        let tokens = x.len() / layer.ffn_norm.as_f32().len();
+        self.show(index, &["ffn_gate", "ffn_up"], &s.normed, tokens);
         matmul(&layer.gate, &s.normed, &mut s.gate, self.threads);
         matmul(&layer.up, &s.normed, &mut s.up, self.threads);
         for (gate, up) in s.gate.iter_mut().zip(&s.up) {
             *gate = silu(*gate) * up;
         }
+        self.show(index, &["ffn_down"], &s.gate, tokens);
         matmul(&layer.down, &s.gate, &mut s.update, self.threads);
         add(x, &s.update);
     }
@@ -194,6 +216,7 @@ impl Backend for Oracle {
             self.kv.copy_block(from, to);
         }
         let logits = self.logits(batch, &tokens);
+        self.model.weights.check().map_err(BackendError::weights)?;
         let rows = batch.rows.iter().zip(logits.chunks_exact(self.model.spec().vocab));
         let answers = rows.map(|(row, logits)| self.sampler.answer(&row.want, logits)).collect();
         let output = Output { answers };

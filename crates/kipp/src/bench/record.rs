@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use model::{Model, Spec};
+use model::{Layer, Model};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -135,7 +135,7 @@ impl Entry {
         let variance = rates.iter().map(square).sum::<f64>() / rates.len() as f64;
         // What a token costs, of what there is a peak of.
         let (bytes, operations) = match case.work {
-            Work::Read(_) => (None, Some(2.0 * projection_weights(model.spec()) as f64)),
+            Work::Read(_) => (None, Some(2.0 * model.spec().projection_weights() as f64)),
             Work::Generate(tokens) => {
                 let positions = case.depth as f64 + (tokens + 1) as f64 / 2.0;
                 let weights = step_bytes(model) as f64 / case.sequences as f64;
@@ -186,16 +186,8 @@ impl Entry {
     }
 }
 
-/// Weights of all projections, the head left out.
-fn projection_weights(spec: &Spec) -> usize {
-    let attention = 2 * spec.hidden * (spec.q_width() + spec.kv_width());
-    spec.layers * (attention + 3 * spec.hidden * spec.ffn)
-}
-
 /// Bytes of weights that one step of generating reads.
 fn step_bytes(model: &Model) -> usize {
-    let layers = model.weights.layers.iter().flat_map(|layer| {
-        [&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down]
-    });
+    let layers = model.weights.layers.iter().flat_map(Layer::projections);
     layers.map(|matrix| matrix.bytes().len()).sum::<usize>() + model.weights.head.bytes().len()
 }

@@ -13,11 +13,9 @@ use crate::tensor::TensorType;
 
 const MAGIC: [u8; 4] = *b"GGUF";
 const VERSION: u32 = 3;
-/// Alignment of a file that does not name one.
-const DEFAULT_ALIGNMENT: u64 = 32;
-/// Alignment that kipp writes: a cache line, so that a vector load of a mapped row never straddles
-/// two.
-pub const ALIGNMENT: u32 = 64;
+/// Alignment of a file that does not name one, and so of kipp's own: llama.cpp's programs that rewrite a file copy the
+/// key but not the alignment, and their files could not be read.
+const ALIGNMENT: usize = 32;
 const ALIGNMENT_KEY: &str = "general.alignment";
 /// The key that every file has.
 pub const ARCHITECTURE_KEY: &str = "general.architecture";
@@ -30,12 +28,25 @@ const fn type_number(ty: TensorType) -> u32 {
         TensorType::Q4_1 => 3,
         TensorType::Q8_0 => 8,
         TensorType::Bf16 => 30,
+        TensorType::F16 => 1,
+        TensorType::Q4K => 12,
+        TensorType::Q5K => 13,
+        TensorType::Q6K => 14,
     }
 }
 
 /// The tensor type with GGUF's number.
 fn type_from_number(number: u32) -> Option<TensorType> {
-    let types =
-        [TensorType::F32, TensorType::Q4_0, TensorType::Q4_1, TensorType::Q8_0, TensorType::Bf16];
+    let types = [
+        TensorType::F32,
+        TensorType::F16,
+        TensorType::Bf16,
+        TensorType::Q8_0,
+        TensorType::Q4_1,
+        TensorType::Q4_0,
+        TensorType::Q4K,
+        TensorType::Q5K,
+        TensorType::Q6K,
+    ];
     types.into_iter().find(|&ty| type_number(ty) == number)
 }

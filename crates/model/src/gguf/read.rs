@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::{
-    ALIGNMENT_KEY, ARCHITECTURE_KEY, Array, DEFAULT_ALIGNMENT, MAGIC, VERSION, Value, ValueType,
+    ALIGNMENT, ALIGNMENT_KEY, ARCHITECTURE_KEY, Array, MAGIC, VERSION, Value, ValueType,
     type_from_number,
 };
 use crate::error::{Error, Result};
@@ -63,8 +63,16 @@ impl Gguf {
         let mut tensors = read_tensors(&mut cursor, tensor_count)?;
         place(&mut tensors, cursor.position(), alignment, file.len())?;
         let gguf = Self { metadata, tensors, file };
-        match gguf.require(ARCHITECTURE_KEY)? {
-            Value::String(_) => Ok(gguf),
+        if gguf.get(ARCHITECTURE_KEY).is_some() {
+            gguf.architecture()?;
+        }
+        Ok(gguf)
+    }
+
+    /// What kind of model the file holds. Files without one hold something else.
+    pub fn architecture(&self) -> Result<&str> {
+        match self.require(ARCHITECTURE_KEY)? {
+            Value::String(name) => Ok(name),
             other => Err(wrong_type(ARCHITECTURE_KEY, ValueType::String, other)),
         }
     }
@@ -260,7 +268,7 @@ fn read_array(cursor: &mut Cursor, key: &str) -> Result<Array> {
 
 fn alignment(metadata: &[(String, Value)]) -> Result<u64> {
     match metadata.iter().find(|(key, _)| key == ALIGNMENT_KEY) {
-        None => Ok(DEFAULT_ALIGNMENT),
+        None => Ok(ALIGNMENT as u64),
         Some((_, Value::U32(value))) => {
             let valid = value.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(value);
             valid.then_some(u64::from(*value)).ok_or_else(|| {
@@ -307,7 +315,8 @@ fn read_tensor(cursor: &mut Cursor, name: String) -> Result<TensorInfo> {
     let offset = cursor.u64(field)?;
 
     let ty = type_from_number(number).ok_or_else(|| {
-        fault("type", &"F32, BF16, Q8_0, Q4_1 or Q4_0", &format_args!("number {number}"))
+        let expected = "F32, F16, BF16, Q8_0, Q4_1, Q4_0, Q4_K, Q5_K or Q6_K";
+        fault("type", &expected, &format_args!("number {number}"))
     })?;
     if dims.contains(&0) {
         return Err(fault("shape", &"no dimension of 0", &format_args!("{dims:?}")));

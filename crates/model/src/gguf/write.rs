@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::{ALIGNMENT, ALIGNMENT_KEY, MAGIC, VERSION, Value, type_number};
+use super::{ALIGNMENT, MAGIC, VERSION, Value, type_number};
 use crate::error::{Error, Result};
 use crate::layout::Tensor;
 
@@ -15,17 +15,16 @@ pub struct Writer<'a, W> {
 }
 
 impl<'a, W: Write> Writer<'a, W> {
-    /// Writes everything that precedes the tensors' bytes. The alignment is added to the metadata.
+    /// Writes everything that precedes the tensors' bytes.
     pub fn new(mut out: W, metadata: &[(String, Value)], tensors: &'a [Tensor]) -> Result<Self> {
         let mut header = Vec::new();
         header.extend(MAGIC);
         header.extend(VERSION.to_le_bytes());
         header.extend((tensors.len() as u64).to_le_bytes());
-        header.extend((metadata.len() as u64 + 1).to_le_bytes());
+        header.extend((metadata.len() as u64).to_le_bytes());
         for (key, value) in metadata {
             put_pair(&mut header, key, value);
         }
-        put_pair(&mut header, ALIGNMENT_KEY, &Value::U32(ALIGNMENT));
         let mut offset = 0;
         for tensor in tensors {
             put_string(&mut header, &tensor.name);
@@ -51,7 +50,7 @@ impl<'a, W: Write> Writer<'a, W> {
         self.left -= bytes.len();
         if self.left == 0 {
             let size = tensor.bytes();
-            self.out.write_all(&[0; ALIGNMENT as usize][..padded(size) - size])?;
+            self.out.write_all(&[0; ALIGNMENT][..padded(size) - size])?;
             self.tensors = rest;
             self.left = rest.first().map_or(0, Tensor::bytes);
         }
@@ -70,7 +69,7 @@ impl<'a, W: Write> Writer<'a, W> {
 }
 
 const fn padded(len: usize) -> usize {
-    len.next_multiple_of(ALIGNMENT as usize)
+    len.next_multiple_of(ALIGNMENT)
 }
 
 fn put_string(out: &mut Vec<u8>, text: &str) {

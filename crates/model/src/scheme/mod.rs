@@ -1,15 +1,17 @@
 //! How weights are stored, and the scalar codecs of every storage type in GGUF's block layouts.
 //!
-//! Scales are chosen on the values that a reader will see: every encoder rounds its scale to the
-//! f16 that is stored and only then picks the integers. The 4-bit encoders search for the scale
-//! that minimises the squared error, weighted by the importance of each input where it is known.
+//! The 4-bit encoders choose scales on the values that a reader will see: they round them to the f16 that
+//! is stored and only then pick the integers, and search for the scale that minimises the squared error,
+//! weighted by the importance of each input where it is known. Q8_0 is defined by ggml's reference encoder,
+//! bit for bit.
 
 mod affine;
+pub mod k_quants;
 mod q4_0;
 mod q4_1;
 mod q8_0;
 
-use crate::float::{bf16_to_f32, f32_to_bf16};
+use crate::float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::tensor::TensorType;
 
 /// Elements that share a scale.
@@ -28,11 +30,22 @@ pub enum Scheme {
     Q4_1,
     /// 4 bits, a scale a block of 32.
     Q4_0,
+    /// IEEE halves; only in foreign files, like those below.
+    F16,
+    /// 4 bits, scales and minima of 6 bits.
+    Q4K,
+    /// 5 bits, scales and minima of 6 bits.
+    Q5K,
+    /// 6 bits, scales of 8 bits.
+    Q6K,
 }
 
 impl Scheme {
-    /// All of them, from the most bits to the fewest.
+    /// Those that kipp writes, from the most bits to the fewest.
     pub const ALL: [Scheme; 4] = [Scheme::Bf16, Scheme::Q8_0, Scheme::Q4_1, Scheme::Q4_0];
+
+    /// Those of foreign files, which it writes for made-up models only.
+    pub const FOREIGN: [Scheme; 4] = [Scheme::F16, Scheme::Q6K, Scheme::Q5K, Scheme::Q4K];
 
     /// The type of the tensors.
     pub const fn tensor_type(self) -> TensorType {
@@ -41,6 +54,10 @@ impl Scheme {
             Scheme::Q8_0 => TensorType::Q8_0,
             Scheme::Q4_1 => TensorType::Q4_1,
             Scheme::Q4_0 => TensorType::Q4_0,
+            Scheme::F16 => TensorType::F16,
+            Scheme::Q4K => TensorType::Q4K,
+            Scheme::Q5K => TensorType::Q5K,
+            Scheme::Q6K => TensorType::Q6K,
         }
     }
 
@@ -51,12 +68,16 @@ impl Scheme {
             Scheme::Q8_0 => "q8_0",
             Scheme::Q4_1 => "q4_1",
             Scheme::Q4_0 => "q4_0",
+            Scheme::F16 => "f16",
+            Scheme::Q4K => "q4_k",
+            Scheme::Q5K => "q5_k",
+            Scheme::Q6K => "q6_k",
         }
     }
 
     /// The scheme with this name.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|scheme| scheme.name() == name)
+        Self::ALL.into_iter().chain(Self::FOREIGN).find(|scheme| scheme.name() == name)
     }
 
     /// How embedding and head are stored unless asked otherwise: every token looks at the whole
@@ -64,7 +85,7 @@ impl Scheme {
     pub const fn default_head(self) -> Self {
         match self {
             Scheme::Bf16 => Scheme::Bf16,
-            Scheme::Q8_0 | Scheme::Q4_1 | Scheme::Q4_0 => Scheme::Q8_0,
+            _ => Scheme::Q8_0,
         }
     }
 }
@@ -87,6 +108,7 @@ const fn limit(ty: TensorType) -> f32 {
         TensorType::Q8_0 => 127.0 * F16_MAX,
         TensorType::Q4_1 => F16_MAX,
         TensorType::Q4_0 => 8.0 * F16_MAX,
+        TensorType::F16 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => F16_MAX,
     }
 }
 
@@ -104,6 +126,12 @@ pub fn decode(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
         TensorType::Q8_0 => blocks.for_each(|(b, x)| q8_0::decode(b, x)),
         TensorType::Q4_1 => blocks.for_each(|(b, x)| q4_1::decode(b, x)),
         TensorType::Q4_0 => blocks.for_each(|(b, x)| q4_0::decode(b, x)),
+        TensorType::F16 => {
+            blocks.for_each(|(b, x)| x[0] = f16_to_f32(u16::from_le_bytes([b[0], b[1]])))
+        }
+        TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
+            blocks.for_each(|(b, x)| k_quants::Block::unpack(ty, b).decode(x))
+        }
     }
 }
 
@@ -127,6 +155,9 @@ pub fn encode(
         TensorType::Bf16 => {
             blocks.for_each(|(x, b)| b.copy_from_slice(&f32_to_bf16(x[0]).to_le_bytes()))
         }
+        TensorType::F16 => {
+            blocks.for_each(|(x, b)| b.copy_from_slice(&f32_to_f16(x[0]).to_le_bytes()))
+        }
         TensorType::Q8_0 => blocks.for_each(|(x, b)| q8_0::encode(x, b)),
         TensorType::Q4_1 | TensorType::Q4_0 => {
             let encode = if ty == TensorType::Q4_1 { q4_1::encode } else { q4_0::encode };
@@ -137,6 +168,9 @@ pub fn encode(
                 };
                 encode(&block(x), &weights, b);
             }
+        }
+        TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => {
+            blocks.for_each(|(x, b)| k_quants::encode(ty, x, b))
         }
     }
     Ok(())
@@ -159,8 +193,7 @@ fn round(value: f32) -> f32 {
     value + MAGIC - MAGIC
 }
 
-/// 1 / scale, and 0 for a scale of 0, under which every value is 0. A half is never so small that
-/// this overflows.
+/// 1 / scale, and 0 for a scale of 0, under which every value is 0.
 #[inline(always)]
 fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }

@@ -1,6 +1,6 @@
 //! Q8_0: f16 scale, 32 signed bytes; value = scale x byte.
 
-use super::{BLOCK, inverse, round};
+use super::{BLOCK, inverse};
 use crate::float::{f16_to_f32, f32_to_f16};
 
 pub(super) fn decode(block: &[u8], out: &mut [f32]) {
@@ -10,19 +10,15 @@ pub(super) fn decode(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The largest magnitude becomes +-127.
+/// The largest magnitude becomes +-127. Bit for bit what ggml's reference does: the integers are rounded, halves away
+/// from zero, under the scale as it is before it is stored.
 pub(super) fn encode(values: &[f32], out: &mut [u8]) {
-    let largest = values.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
-    let mut scale = f32_to_f16(largest / 127.0);
-    // Among the subnormal halves rounding down can be so coarse that the largest value would be
-    // clipped.
-    if f16_to_f32(scale) * 127.5 < largest {
-        scale += 1;
-    }
-    out[..2].copy_from_slice(&scale.to_le_bytes());
-    let inverse = inverse(f16_to_f32(scale));
     debug_assert_eq!(values.len(), BLOCK);
+    let largest = values.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
+    let scale = largest / 127.0;
+    let inverse = inverse(scale);
+    out[..2].copy_from_slice(&f32_to_f16(scale).to_le_bytes());
     for (q, x) in out[2..].iter_mut().zip(values) {
-        *q = round(x * inverse) as i8 as u8;
+        *q = (x * inverse).round() as i8 as u8;
     }
 }

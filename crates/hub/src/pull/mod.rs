@@ -1,0 +1,203 @@
+//! The pinned revision of a checkpoint, fetched from a hub and converted.
+//!
+//! Whatever is half done lies in a folder of its own, so that a pull that ends at any moment leaves nothing that looks
+//! complete and the next one goes on from there: parts with a journal while they come, whole files once their hash was
+//! right, and the GGUF under its name when all of it is on the disk.
+
+mod download;
+mod journal;
+mod listing;
+mod remote;
+
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+
+use model::{Checkpoint, Origin, Scheme, layout, source};
+
+use crate::digest;
+use crate::error::{Error, Result};
+use crate::folder::{Folder, SINGLE};
+pub use crate::pull::journal::{Ranges, parse as parse_journal};
+pub use crate::pull::listing::{Listing, Remote};
+pub use crate::pull::remote::Hub;
+use crate::pull::remote::Patience;
+
+/// What a pull is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Files come from the hub, or what came before is checked.
+    Fetching,
+    /// Tensors are encoded and written.
+    Converting,
+}
+
+/// How a pull got its files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pulled {
+    /// The cache of other programs in which they were, if they were.
+    pub cache: Option<PathBuf>,
+    /// Files of weights of which the hub told no hash: only their form was checked.
+    pub unhashed: Vec<String>,
+}
+
+/// Files beside the weights that a checkpoint is checked by.
+const SMALL: [&str; 2] = ["config.json", "tokenizer.json"];
+
+/// Brings a checkpoint's pinned revision here and writes its GGUF to `out`, in whose folder the unfinished work is
+/// kept too. `progress` is told the stage, the bytes done and the bytes in all.
+pub fn pull(
+    hub: &Hub,
+    checkpoint: &'static Checkpoint,
+    schemes: (Scheme, Scheme),
+    out: &Path,
+    progress: &mut dyn FnMut(Stage, u64, u64),
+) -> Result<Pulled> {
+    let models = out.parent().unwrap_or(Path::new("."));
+    let work = models.join("downloads").join(checkpoint.id);
+    fs::create_dir_all(models.join("downloads"))?;
+    let _lock = lock(&work.with_added_extension("lock"))?;
+
+    let never = || false;
+    let listing = hub.list(checkpoint, &mut Patience::new(hub, &never))?;
+    let cache = hub.cache.as_ref().map(|cache| snapshot(cache, checkpoint));
+    if let Some(cache) = cache
+        && let Some(files) = cached(&listing, &cache)?
+    {
+        let bytes = output_bytes(checkpoint, schemes);
+        space(models, bytes)?;
+        write(&cache, checkpoint, schemes, files, out, progress)?;
+        return Ok(Pulled { cache: Some(cache), unhashed: Vec::new() });
+    }
+
+    fs::create_dir_all(&work)?;
+    let fetch = |remote: &Remote, progress: &mut dyn FnMut(u64)| {
+        let path = work.join(&remote.name);
+        let hash =
+            download::fetch(hub, &hub.url(checkpoint, &remote.name), remote, &path, progress)?;
+        Ok::<_, Error>((path, hash))
+    };
+    for name in SMALL {
+        fetch(listing.find(name)?, &mut |_| {})?;
+    }
+    let weights = listing.weights()?;
+    let shards = if weights.name == SINGLE {
+        vec![weights]
+    } else {
+        let (path, _) = fetch(weights, &mut |_| {})?;
+        let index = fs::read(&path)?;
+        listing.shards(&index).map_err(|error| error.in_file(&path))?
+    };
+    let total: u64 = shards.iter().map(|remote| remote.size).sum();
+    let mut missing = total;
+    for remote in &shards {
+        missing -= download::have(&work.join(&remote.name), remote)?;
+    }
+    space(models, missing + output_bytes(checkpoint, schemes))?;
+
+    let (mut before, mut files) = (0, Vec::new());
+    for remote in &shards {
+        files.push(fetch(remote, &mut |have| progress(Stage::Fetching, before + have, total))?);
+        before += remote.size;
+    }
+    write(&work, checkpoint, schemes, files, out, progress)?;
+    fs::remove_dir_all(&work)?;
+    let unhashed = shards.iter().filter(|remote| remote.sha256.is_none());
+    Ok(Pulled { cache: None, unhashed: unhashed.map(|remote| remote.name.clone()).collect() })
+}
+
+/// Whether an unfinished pull of a checkpoint left something in a models' folder.
+pub fn is_unfinished(models: &Path, checkpoint: &Checkpoint) -> bool {
+    models.join("downloads").join(checkpoint.id).exists()
+}
+
+/// Forgets what unfinished pulls of a checkpoint left in a models' folder; says how many bytes they were.
+pub fn forget(models: &Path, checkpoint: &Checkpoint) -> Result<u64> {
+    let work = models.join("downloads").join(checkpoint.id);
+    if !work.exists() {
+        return Ok(0);
+    }
+    let _lock = lock(&work.with_added_extension("lock"))?;
+    let mut bytes = 0;
+    for entry in fs::read_dir(&work)? {
+        bytes += entry?.metadata()?.len();
+    }
+    fs::remove_dir_all(&work)?;
+    Ok(bytes)
+}
+
+/// Holds a file for as long as the value lives; the system lets go of it if the process dies.
+fn lock(path: &Path) -> Result<File> {
+    let file = File::options().create(true).truncate(false).write(true).open(path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::Locked { lock: path.to_owned() }),
+        Err(TryLockError::Error(error)) => Err(error.into()),
+    }
+}
+
+/// Refuses early what cannot fit.
+fn space(folder: &Path, needed: u64) -> Result<()> {
+    let free = fs4::available_space(folder)?;
+    if needed > free {
+        return Err(Error::Space { folder: folder.to_owned(), needed, free });
+    }
+    Ok(())
+}
+
+/// Bytes of a checkpoint's GGUF, its metadata left out.
+fn output_bytes(checkpoint: &Checkpoint, (scheme, head): (Scheme, Scheme)) -> u64 {
+    let tensors = layout::tensors(&checkpoint.spec, scheme, head);
+    tensors.iter().map(|tensor| tensor.bytes() as u64).sum()
+}
+
+/// Converts files whose hashes are known.
+fn write(
+    dir: &Path,
+    checkpoint: &'static Checkpoint,
+    schemes: (Scheme, Scheme),
+    files: Vec<(PathBuf, String)>,
+    out: &Path,
+    progress: &mut dyn FnMut(Stage, u64, u64),
+) -> Result<()> {
+    let folder = Folder::open(dir, checkpoint)?;
+    let sha256 = files.iter().map(|(path, hash)| digest::line(hash, path)).collect();
+    let progress = |done, total| progress(Stage::Converting, done, total);
+    source::write(out, checkpoint, schemes, &Origin::Pinned { sha256 }, &folder, progress)?;
+    Ok(())
+}
+
+/// Where Hugging Face's programs keep the pinned revision inside their cache.
+pub(crate) fn snapshot(cache: &Path, checkpoint: &Checkpoint) -> PathBuf {
+    let repository = format!("models--{}", checkpoint.repository.replace('/', "--"));
+    cache.join(repository).join("snapshots").join(checkpoint.revision)
+}
+
+/// The files of weights and their hashes, if the folder holds all that the listing asks for, hash by hash.
+fn cached(listing: &Listing, folder: &Path) -> Result<Option<Vec<(PathBuf, String)>>> {
+    let is_here = |remote: &Remote| {
+        let there = folder.join(&remote.name).metadata();
+        there.is_ok_and(|there| there.is_file() && there.len() == remote.size)
+    };
+    let weights = listing.weights()?;
+    if !is_here(weights) {
+        return Ok(None);
+    }
+    let shards = if weights.name == SINGLE {
+        vec![weights]
+    } else {
+        let path = folder.join(&weights.name);
+        listing.shards(&fs::read(&path)?).map_err(|error| error.in_file(&path))?
+    };
+    for name in SMALL {
+        if !is_here(listing.find(name)?) {
+            return Ok(None);
+        }
+    }
+    if !shards.iter().all(|shard| is_here(shard)) {
+        return Ok(None);
+    }
+    let paths: Vec<PathBuf> = shards.iter().map(|remote| folder.join(&remote.name)).collect();
+    let hashes = digest::of_files(&paths)?;
+    let same = |(hash, remote): (&String, &&Remote)| remote.sha256.as_ref() == Some(hash);
+    Ok(hashes.iter().zip(&shards).all(same).then(|| paths.into_iter().zip(hashes).collect()))
+}

@@ -1,0 +1,66 @@
+//! `kipp quantize`: a GGUF in 16 bits becomes one in fewer.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use hub::Importance;
+use model::Scheme;
+
+use crate::output::print;
+use crate::progress::Meter;
+use crate::store::{self, Reference, parse_scheme};
+
+/// Quantises a GGUF.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A GGUF with bf16 or f16 weights, or a registry id
+    model: String,
+    /// How the projections are to be stored: q8_0, q4_1 or q4_0; bf16 makes kipp's own file of a foreign one
+    #[arg(long)]
+    scheme: String,
+    /// How the embedding and the head are stored; q8_0 if the projections are quantised, else bf16
+    #[arg(long)]
+    head: Option<String>,
+    /// What `kipp imatrix` wrote: 4-bit errors are weighted by it
+    #[arg(long)]
+    imatrix: Option<PathBuf>,
+    /// The file to write; beside the model, named after the scheme, if left out
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// Runs the verb.
+pub fn run(args: Args) -> Result<()> {
+    let reference = Reference::parse(Some(&args.model))?;
+    let model = reference.open()?;
+    let scheme = parse_scheme("--scheme", &args.scheme)?;
+    let head = args.head.as_deref().map(|head| parse_scheme("--head", head)).transpose()?;
+    let out = match (args.out, &reference) {
+        (Some(out), _) => out,
+        (None, Reference::File(path)) => beside(path, scheme)?,
+        (None, Reference::Registered(checkpoint, _)) => {
+            std::fs::create_dir_all(store::folder()?)?;
+            store::path_of(checkpoint, scheme)?
+        }
+    };
+    if out.exists() {
+        bail!("--out: expected a name that is free, found {}", out.display());
+    }
+    let importance = args.imatrix.as_deref().map(|path| Importance::read(path, model.spec()));
+    let importance = importance.transpose()?;
+    let schemes = (scheme, head.unwrap_or(scheme.default_head()));
+    let mut meter = Meter::new();
+    hub::quantize(&model, schemes, importance.as_ref(), &out, |done, total| {
+        meter.show("quantising", done, total);
+    })?;
+    meter.end();
+    print(&format!("{}\n", out.display()))
+}
+
+/// `qwen3-4b-q4_0.gguf` for `qwen3-4b-bf16.gguf` or `qwen3-4b.gguf`.
+fn beside(path: &Path, scheme: Scheme) -> Result<PathBuf> {
+    let stem = path.file_stem().and_then(|stem| stem.to_str());
+    let stem = stem.with_context(|| format!("{}: expected a name in UTF-8", path.display()))?;
+    let plain = ["-bf16", "-BF16", "-f16", "-F16"].iter().find_map(|end| stem.strip_suffix(end));
+    Ok(path.with_file_name(format!("{}-{}.gguf", plain.unwrap_or(stem), scheme.name())))
+}

@@ -1,0 +1,43 @@
+//! `kipp rm`: removes models from the models' folder.
+
+use std::fs;
+
+use anyhow::{Result, bail};
+use model::Scheme;
+
+use crate::output::{print, size};
+use crate::store::{self, Reference};
+
+/// Removes a checkpoint's files, and what unfinished pulls left of it.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Registry id; with :scheme only that file
+    model: String,
+}
+
+/// Runs the verb.
+pub fn run(args: Args) -> Result<()> {
+    let Reference::Registered(checkpoint, scheme) = Reference::parse(Some(&args.model))? else {
+        bail!("model: expected a registry id, found `{}`; other files are yours", args.model);
+    };
+    let schemes = scheme.map_or(Scheme::ALL.to_vec(), |scheme| vec![scheme]);
+    let mut text = String::new();
+    for scheme in schemes {
+        let path = store::path_of(checkpoint, scheme)?;
+        for file in [path.clone(), store::gates_of(&path), path.with_added_extension("part")] {
+            let Ok(metadata) = file.metadata() else { continue };
+            fs::remove_file(&file)?;
+            text += &format!("{} ({})\n", file.display(), size(metadata.len()));
+        }
+    }
+    if scheme.is_none() {
+        let bytes = hub::pull::forget(&store::folder()?, checkpoint)?;
+        if bytes > 0 {
+            text += &format!("an unfinished pull ({})\n", size(bytes));
+        }
+    }
+    if text.is_empty() {
+        bail!("model: {} is not in {}", args.model, store::folder()?.display());
+    }
+    print(&text)
+}
