@@ -36,6 +36,7 @@ def test_models():
 def test_completion():
     answer = CLIENT.completions.create(model=MODEL, prompt="Once", max_tokens=8, logprobs=2, n=2, seed=1)
     assert len(answer.choices) == 2 and answer.usage.completion_tokens <= 16
+    assert answer._request_id.startswith("req_")
     assert len(answer.choices[0].logprobs.tokens) == len(answer.choices[0].logprobs.token_logprobs)
 
 
