@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use engine::philox::random_seed;
 use engine::request::{Event, Sink, SinkError};
-use engine::{SamplingParams, Service};
+use engine::{Refusal, SamplingParams, Service, SubmitError};
 use model::Variant;
 use text::Tokenizer;
 use tokio::sync::mpsc::error::TrySendError;
@@ -131,6 +131,16 @@ impl App {
 }
 
 impl Engine {
+    /// Refuses a prompt of so many tokens if it leaves no room for an answer, before it is copied for each
+    /// of its choices.
+    pub fn check_prompt(&self, prompt: usize) -> Result<()> {
+        let context = self.service.bounds().context;
+        match prompt < context {
+            true => Ok(()),
+            false => Err(SubmitError::Refused(Refusal::TooLong { prompt, context }).into()),
+        }
+    }
+
     /// Refuses a name that is not the model's.
     pub fn check_model(&self, name: Option<&str>) -> Result<()> {
         match name {

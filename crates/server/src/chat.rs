@@ -153,6 +153,9 @@ impl Chat {
             calls: (!offered.is_empty()).then(ToolCalls::default),
         };
         let ids = prompt.encode(card.tokenizer);
+        if self.params.choices > 1 {
+            engine.check_prompt(ids.len())?;
+        }
         let ask = |choice| Ask {
             choice,
             prompt: ids.clone(),

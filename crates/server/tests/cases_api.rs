@@ -120,6 +120,8 @@ fn several_choices_draw_with_different_seeds() {
     assert!(texts[0] != texts[1] && texts[1] != texts[2]);
     assert_eq!(answer["usage"]["prompt_tokens"], 1);
     assert_eq!(answer["usage"]["completion_tokens"], 24);
+    let many = json!({"prompt": vec!["x"; 64], "n": 32, "max_tokens": 2});
+    assert!(server.refused(COMPLETIONS, many).starts_with("n: expected at most 128 answers"));
     let two = json!({"prompt": ["x", "Hello world", [9707]], "n": 2, "max_tokens": 2});
     let answer = server.ok(COMPLETIONS, &two);
     assert_eq!(answer["choices"].as_array().map(Vec::len), Some(6));

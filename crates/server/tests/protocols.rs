@@ -61,6 +61,11 @@ fn messages_of_anthropic() {
     let counted = server.ok("/v1/messages/count_tokens", count);
     assert_eq!(counted["input_tokens"], answer["usage"]["input_tokens"]);
 
+    // Also what would not fit can be counted.
+    let long = json!({"messages": [{"role": "user", "content": " a".repeat(5000)}]});
+    let counted = server.ok("/v1/messages/count_tokens", long);
+    assert!(counted["input_tokens"].as_u64() > Some(5000));
+
     let mut streamed = body.clone();
     streamed["stream"] = true.into();
     let events = named(&server.post("/v1/messages", streamed));

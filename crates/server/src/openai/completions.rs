@@ -19,6 +19,8 @@ use crate::routes::Call;
 const DEFAULT_MAX_TOKENS: usize = 16;
 /// Prompts of one request.
 const MAX_PROMPTS: usize = 64;
+/// Answers of one request.
+const MAX_ANSWERS: usize = 128;
 
 /// What an answer calls itself, whole or in chunks.
 const OBJECT: &str = "text_completion";
@@ -53,7 +55,12 @@ fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Completions, bool)> {
     }
     fields.finish()?;
     let score_prompt = echo && top.is_some();
+    prompts.iter().try_for_each(|prompt| engine.check_prompt(prompt.ids.len()))?;
     let choices = params.choices;
+    if prompts.len() * choices > MAX_ANSWERS {
+        let most = format!("at most {MAX_ANSWERS} answers to all prompts together");
+        return Err(ApiError::field("n", &most, prompts.len() * choices));
+    }
     let ask = |prompt: &Prompt, choice| Ask {
         choice,
         prompt: prompt.ids.clone(),
