@@ -15,9 +15,7 @@ const TOKENS: usize = 1024;
 
 fn under(scheme: Scheme) -> Model {
     let bf16 = Model::builtin().expect("the built-in model");
-    let (identity, origin) = (bf16.identity, bf16.origin.clone());
-    let schemes = (scheme, scheme.default_head());
-    Model::encode(identity, schemes, origin, &bf16.weights).expect("an encoded model")
+    bf16.requantised(scheme).expect("an encoded model")
 }
 
 /// Logits of every position.

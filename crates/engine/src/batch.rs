@@ -92,6 +92,11 @@ pub struct Choice {
     pub top: Vec<(u32, f32)>,
 }
 
+/// Whether a mask of [`Sample`] allows a token.
+pub fn allows(mask: &[u32], token: u32) -> bool {
+    mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
+
 impl Output {
     /// The token drawn or scored by each row, if it was.
     pub fn tokens(&self) -> Vec<Option<u32>> {

@@ -16,6 +16,7 @@ use crate::batch::{BLOCK, Batch, Output};
 use crate::job::{Job, Room};
 use crate::kv::KvPool;
 use crate::request::{Bounds, FinishReason, Refusal, Request};
+use crate::speculation::Speculation;
 
 /// Bounds of the scheduler.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +31,7 @@ pub struct Settings {
 
 /// Names a request to [`Engine::cancel`]; later requests have larger ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(u64);
+pub struct RequestId(pub(crate) u64);
 
 /// How full the engine is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -49,6 +50,12 @@ pub struct Load {
     pub prefix_queries: u64,
     /// Prompt tokens found there.
     pub prefix_hits: u64,
+    /// Forward passes.
+    pub steps: u64,
+    /// Tokens that were drafted and checked.
+    pub drafted: u64,
+    /// How many of those were right.
+    pub accepted: u64,
 }
 
 /// Runs requests on one backend. Drive it with [`Engine::step`] from one thread.
@@ -64,9 +71,9 @@ pub struct Engine {
     /// Batches so far; the difference is what the backend still works on.
     submitted: u64,
     collected: u64,
-    preemptions: u64,
-    prefix_queries: u64,
-    prefix_hits: u64,
+    /// Counts; the rest is filled in when it is asked for.
+    load: Load,
+    speculation: Option<Speculation>,
     batch: Batch,
     output: Output,
 }
@@ -95,12 +102,17 @@ impl Engine {
             next_id: 0,
             submitted: 0,
             collected: 0,
-            preemptions: 0,
-            prefix_queries: 0,
-            prefix_hits: 0,
+            load: Load::default(),
+            speculation: None,
             batch: Batch::default(),
             output: Output::default(),
         }
+    }
+
+    /// Lets drafts be checked beside plain decoding. Answers stay the same.
+    pub fn speculate(&mut self, mut speculation: Speculation) {
+        speculation.set_queue(self.limits.queue);
+        self.speculation = Some(speculation);
     }
 
     /// Positions a request may have.
@@ -156,9 +168,8 @@ impl Engine {
             waiting: self.waiting.len(),
             blocks_held: self.pool.held(),
             blocks: self.pool.capacity(),
-            preemptions: self.preemptions,
-            prefix_queries: self.prefix_queries,
-            prefix_hits: self.prefix_hits,
+            steps: self.submitted,
+            ..self.load
         }
     }
 
@@ -170,9 +181,7 @@ impl Engine {
     pub fn step(&mut self) -> Result<bool, BackendError> {
         self.sweep();
         self.admit();
-        self.plan();
-        let submitted = !self.batch.tokens.is_empty();
-        let result = self.submit_and_collect(submitted);
+        let result = self.advance();
         if let Err(error) = &result {
             self.abandon(error);
         }
@@ -180,34 +189,62 @@ impl Engine {
         result
     }
 
-    fn submit_and_collect(&mut self, submit: bool) -> Result<bool, BackendError> {
+    fn advance(&mut self) -> Result<bool, BackendError> {
+        let mut read = false;
+        // A draft follows tokens that are known.
+        while self.speculation.as_ref().is_some_and(Speculation::needs_answers) && self.behind() > 0
+        {
+            self.collect()?;
+            read = true;
+        }
+        self.plan()?;
+        let submit = !self.batch.tokens.is_empty();
         if submit {
             self.backend.submit(&self.batch)?;
             self.submitted += 1;
+            self.speculation.iter_mut().for_each(|s| s.submitted(&self.batch));
         }
-        let behind = self.submitted - self.collected;
-        if behind == 0 || (submit && behind < self.limits.queue as u64) {
-            return Ok(submit);
+        if self.behind() > 0 && (!submit || self.behind() >= self.limits.queue as u64) {
+            self.collect()?;
+            read = true;
         }
+        if let Some(speculation) = self.speculation.as_mut().filter(|_| !submit && !read) {
+            speculation.idle();
+        }
+        Ok(submit || read)
+    }
+
+    /// Batches that were submitted and not read.
+    fn behind(&self) -> u64 {
+        self.submitted - self.collected
+    }
+
+    /// Reads the oldest batch.
+    fn collect(&mut self) -> Result<(), BackendError> {
         self.backend.collect(&mut self.output)?;
+        self.speculation.iter_mut().for_each(Speculation::collected);
         for job in &mut self.running {
-            job.apply(self.collected, &self.output);
+            let verified = job.apply(self.collected, &self.output, &mut self.pool);
             job.sequence.publish(&mut self.pool);
+            self.load.drafted += verified.drafted as u64;
+            self.load.accepted += verified.accepted as u64;
+            self.speculation.iter_mut().for_each(|s| s.verified(job, verified));
         }
         self.collected += 1;
-        Ok(true)
+        Ok(())
     }
 
     /// Delivers what sinks will take, and lets go of jobs that ended.
     fn sweep(&mut self) {
         let now = Instant::now();
-        let pool = &mut self.pool;
+        let (pool, speculation) = (&mut self.pool, &mut self.speculation);
         let mut ended = Vec::new();
         let mut keep = |job: &mut Job| {
             job.deliver(now);
             if job.is_over() {
                 job.sequence.release(pool);
                 ended.push(job.id);
+                speculation.iter_mut().for_each(|speculation| speculation.forget(job.id));
             }
             !job.is_gone()
         };
@@ -220,7 +257,9 @@ impl Engine {
             .for_each(Job::go_alone);
     }
 
-    /// Moves waiting requests to the running ones while there are places and blocks.
+    /// Moves waiting requests to the running ones while there are places and blocks, with one block to
+    /// spare for each that runs: they grow, and a request that is admitted only to be preempted is read
+    /// twice.
     fn admit(&mut self) {
         let ready = |job: &Job| !job.is_over() && !job.is_behind() && job.leader().is_none();
         while let Some(place) = self.waiting.iter().position(ready) {
@@ -232,7 +271,7 @@ impl Engine {
             }
             let job = &mut self.waiting[place];
             job.adopt(&mut self.pool);
-            let needed = job.sequence.pending().div_ceil(BLOCK);
+            let needed = job.sequence.pending().div_ceil(BLOCK) + self.running.len();
             if needed > self.pool.available() && !self.running.is_empty() {
                 job.sequence.release(&mut self.pool);
                 match self.set_aside() {
@@ -241,8 +280,8 @@ impl Engine {
                 }
             }
             if job.admit() {
-                self.prefix_queries += job.usage().prompt as u64;
-                self.prefix_hits += job.usage().cached as u64;
+                self.load.prefix_queries += job.usage().prompt as u64;
+                self.load.prefix_hits += job.usage().cached as u64;
             }
             self.running.extend(self.waiting.remove(place));
         }
@@ -255,18 +294,22 @@ impl Engine {
         let Some(index) = self.running.iter().rposition(idle) else { return false };
         let mut job = self.running.remove(index);
         job.preempt(&mut self.pool);
-        self.preemptions += 1;
+        self.load.preemptions += 1;
         self.waiting.push_front(job);
         true
     }
 
     /// Fills the batch: requests that decode first, then prompts, each in order of arrival.
-    fn plan(&mut self) {
+    fn plan(&mut self) -> Result<(), BackendError> {
         self.batch.clear();
         let (mut budget, mut rows) = (self.settings.token_budget, self.limits.rows);
         let ready = |&i: &usize| self.running[i].is_ready();
         let mut order: Vec<usize> = (0..self.running.len()).filter(ready).collect();
         order.sort_by_key(|&i| (self.running[i].reads_prompt(), self.running[i].id));
+        let drafts = match &mut self.speculation {
+            Some(speculation) => speculation.drafts(&self.running, budget.min(rows))?,
+            None => Vec::new(),
+        };
         for (place, &index) in order.iter().enumerate() {
             // A prompt leaves half of the budget to the ones behind it, so that a short request need
             // not wait until a long one was read.
@@ -274,8 +317,11 @@ impl Engine {
             let share = if alone { budget } else { budget.div_ceil(2) };
             while share > 0 && rows > 0 && self.running[index].is_ready() {
                 let room = Room { number: self.submitted, budget: share, max_rows: rows };
+                let draft = drafts.get(index).map_or(&[][..], Vec::as_slice);
                 let job = &mut self.running[index];
-                if let Ok((tokens, taken)) = job.schedule(&mut self.pool, &mut self.batch, room) {
+                if let Ok((tokens, taken)) =
+                    job.schedule(&mut self.pool, &mut self.batch, room, draft)
+                {
                     budget -= tokens;
                     rows -= taken + self.fork(index, rows - taken);
                     break;
@@ -290,6 +336,7 @@ impl Engine {
                 self.waiting.push_front(self.running.remove(index));
             }
         }
+        Ok(())
     }
 
     /// Starts the choices that waited for the running request at `index` to read their prompt, if it just
@@ -327,7 +374,7 @@ impl Engine {
             return false;
         };
         victim.preempt(&mut self.pool);
-        self.preemptions += 1;
+        self.load.preemptions += 1;
         true
     }
 
@@ -338,6 +385,7 @@ impl Engine {
             let _ = self.backend.collect(&mut self.output);
             self.collected += 1;
         }
+        self.speculation.iter_mut().for_each(Speculation::abandon);
         for job in self.running.iter_mut().chain(&mut self.waiting) {
             job.abandon(error.to_string());
         }

@@ -1,5 +1,7 @@
 //! A request on its way through the engine: its tokens, its text and what it still has to deliver.
 
+mod drafts;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +15,8 @@ use crate::kv::{Exhausted, KvPool};
 use crate::request::{Event, FinishReason, Finished, Request, SinkError, Timings, Token, Usage};
 use crate::sampling::Sample;
 use crate::sequence::Sequence;
+
+pub use drafts::Verified;
 
 /// How long a reader may leave events lying before its blocks and its place go to those who wait for some.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -65,7 +69,7 @@ pub struct Room {
     pub max_rows: usize,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Planned {
     /// Number of the batch.
     batch: u64,
@@ -73,6 +77,10 @@ struct Planned {
     /// Rows that score the prompt; a row that draws may follow.
     scores: usize,
     draws: bool,
+    /// Tokens behind the last known one; behind each is another row that draws.
+    drafts: Vec<u32>,
+    /// How many there were before some were cut off.
+    proposed: usize,
 }
 
 impl Job {
@@ -116,7 +124,7 @@ impl Job {
     /// The row of the last submitted batch that draws the next token, if the host need not see that
     /// token before the one after it can be drawn.
     fn drawing(&self) -> Option<usize> {
-        let last = self.planned.back().filter(|planned| planned.draws)?;
+        let last = self.planned.back().filter(|p| p.draws && p.drafts.is_empty())?;
         let draws = self.planned.iter().filter(|planned| planned.draws).count();
         let blind = self.request.constraint.is_none() && !self.request.sampling.penalises();
         let wanted = self.usage.generated + draws < self.request.max_tokens;
@@ -200,14 +208,21 @@ impl Job {
         self.stage = Stage::Preempted;
     }
 
-    /// Puts tokens and rows into the batch; returns how many of each.
+    /// Puts tokens and rows into the batch, `draft` among them if there are blocks for it; returns how
+    /// many of each.
     pub fn schedule(
         &mut self,
         pool: &mut KvPool,
         batch: &mut Batch,
         room: Room,
+        draft: &[u32],
     ) -> Result<(usize, usize), Exhausted> {
         let Room { number, budget, max_rows } = room;
+        if !draft.is_empty()
+            && let Some(count) = self.schedule_draft(pool, batch, number, draft)
+        {
+            return Ok((count, count));
+        }
         if self.sequence.pending() == 0
             && let Some(row) = self.drawing()
         {
@@ -265,33 +280,39 @@ impl Job {
     ) -> (usize, usize) {
         let scores = batch.rows.len() - first_row;
         if let Some(token) = draw_at {
-            batch.rows.push(Row { token, want: Want::Sample(Box::new(self.sample())) });
+            let mask = match self.request.constraint.as_mut().map(|constraint| constraint.mask()) {
+                None => None,
+                Some(Ok(mask)) => mask,
+                Some(Err(why)) => {
+                    self.finish(FinishReason::Error(why));
+                    None
+                }
+            };
+            if mask.as_ref().is_some_and(|mask| !self.request.leaves_a_token(mask)) {
+                self.finish(FinishReason::NoToken);
+            }
+            let sample = self.sample(&[], self.sequence.evaluated(), mask);
+            batch.rows.push(Row { token, want: Want::Sample(Box::new(sample)) });
         }
         self.planned.push_back(Planned {
             batch: number,
             first_row,
             scores,
             draws: draw_at.is_some(),
+            drafts: Vec::new(),
+            proposed: 0,
         });
         (tokens, batch.rows.len() - first_row)
     }
 
-    /// The draw that follows the last token in the batch.
-    fn sample(&mut self) -> Sample {
+    /// The draw at `position`, behind the known tokens and `drafts`.
+    fn sample(&self, drafts: &[u32], position: usize, mask: Option<Arc<[u32]>>) -> Sample {
         let params = self.request.sampling.clone();
-        let mask = match self.request.constraint.as_mut().map(|constraint| constraint.mask()) {
-            None => None,
-            Some(Ok(mask)) => mask,
-            Some(Err(why)) => {
-                self.finish(FinishReason::Error(why));
-                None
-            }
-        };
-        let tokens = self.sequence.tokens();
+        let history = || [self.sequence.tokens(), drafts].concat();
         Sample {
-            history: if params.penalises() { tokens.to_vec() } else { Vec::new() },
+            history: if params.penalises() { history() } else { Vec::new() },
             params,
-            position: self.sequence.evaluated() as u32,
+            position: position as u32,
             bias: Arc::clone(&self.request.bias),
             mask,
             prompt: self.prompt,
@@ -306,33 +327,45 @@ impl Job {
     }
 
     /// Takes its answers of batch `number`, which is the oldest that was submitted.
-    pub fn apply(&mut self, number: u64, output: &Output) {
+    pub fn apply(&mut self, number: u64, output: &Output, pool: &mut KvPool) -> Verified {
         let Some(planned) = self.planned.pop_front_if(|planned| planned.batch == number) else {
-            return;
+            return Verified::default();
         };
-        let rows = planned.scores + usize::from(planned.draws);
+        let draws = if planned.draws { planned.drafts.len() + 1 } else { 0 };
         let answers = output.answers.get(planned.first_row..).unwrap_or_default();
-        for (row, answer) in answers.iter().take(rows).enumerate() {
-            // A token drawn after the answer ended is nobody's.
-            if self.is_over() {
-                return;
+        let drafted = planned.drafts.len();
+        self.usage.drafted += drafted;
+        let mut accepted = 0;
+        for (row, answer) in answers.iter().take(planned.scores + draws).enumerate() {
+            // A token drawn after the answer ended, or behind a wrong draft, is nobody's.
+            if self.is_over() || row > planned.scores + accepted {
+                break;
             }
             match answer {
                 Answer::Choice(choice) if row < planned.scores => {
                     self.prompt_scores.push(choice.clone());
                 }
-                Answer::Choice(choice) => self.take_token(choice.clone()),
+                Answer::Choice(choice) => {
+                    let right = planned.drafts.get(accepted) == Some(&choice.token);
+                    accepted += usize::from(right);
+                    self.usage.accepted += usize::from(right);
+                    self.take_token(choice.clone());
+                }
                 Answer::Logits(_) | Answer::NotFinite => {
                     let why = "the model's output is not finite".to_string();
                     self.finish(FinishReason::Error(why));
                 }
             }
         }
+        if drafted > 0 {
+            self.sequence.rewind(pool);
+        }
         let read = self.sequence.pending() == 0 && self.planned.is_empty();
         if self.request.max_tokens == 0 && read && !self.is_over() {
             self.deliver_scores();
             self.finish(FinishReason::Length);
         }
+        Verified { proposed: planned.proposed, drafted, accepted }
     }
 
     fn deliver_scores(&mut self) {

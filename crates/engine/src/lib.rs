@@ -17,6 +17,7 @@ pub mod sampling;
 pub mod scripted;
 pub mod sequence;
 pub mod service;
+pub mod speculation;
 
 pub use backend::{Backend, BackendError, KvConfig, KvKind, Limits};
 pub use batch::{Answer, Batch, Choice, Input, Output, Row, Want};
@@ -28,3 +29,4 @@ pub use sampling::{Sample, Sampler, SamplingParams};
 pub use scripted::Scripted;
 pub use sequence::Sequence;
 pub use service::{Service, SubmitError};
+pub use speculation::Speculation;

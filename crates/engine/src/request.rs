@@ -1,5 +1,6 @@
 //! What is asked of an [`Engine`](crate::Engine), and what comes back.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -53,12 +54,29 @@ impl Request {
     }
 }
 
+impl Request {
+    /// Whether the bias leaves any of the tokens that a mask allows.
+    pub(crate) fn leaves_a_token(&self, mask: &[u32]) -> bool {
+        let mut left = mask.to_vec();
+        for &(token, bias) in self.bias.iter() {
+            if bias == f32::NEG_INFINITY
+                && let Some(word) = left.get_mut(token as usize / 32)
+            {
+                *word &= !(1 << (token % 32));
+            }
+        }
+        left.iter().any(|&word| word != 0)
+    }
+}
+
 /// Restricts an answer token by token, e.g. to a grammar.
 pub trait Constraint: Send {
     /// Tokens allowed next, as [`Sample::mask`](crate::Sample::mask) wants them; `None` allows all.
     fn mask(&mut self) -> Result<Option<Arc<[u32]>>, String>;
     /// Moves past a token that was drawn.
     fn accept(&mut self, token: u32) -> Result<(), String>;
+    /// A copy that can go ahead of the answer, along a draft.
+    fn fork(&self) -> Box<dyn Constraint>;
 }
 
 /// Takes events without ever blocking the engine.
@@ -137,6 +155,8 @@ pub enum FinishReason {
     Deadline,
     /// The engine is shutting down or the caller asked for it.
     Cancelled,
+    /// Bias and constraint together allow no token.
+    NoToken,
     /// The model or the constraint failed.
     Error(String),
 }
@@ -150,6 +170,10 @@ pub struct Usage {
     pub cached: usize,
     /// Generated tokens, without the stop token.
     pub generated: usize,
+    /// Tokens that were drafted and checked.
+    pub drafted: usize,
+    /// How many of those were right.
+    pub accepted: usize,
 }
 
 /// Where the time of one request went.
@@ -184,6 +208,8 @@ pub enum Refusal {
     },
     /// A sampling field has a value without meaning.
     Sampling(String),
+    /// The bias bans every token.
+    NoToken,
 }
 
 impl fmt::Display for Refusal {
@@ -198,6 +224,9 @@ impl fmt::Display for Refusal {
                 write!(f, "prompt: expected token ids below {vocab}, found {id}")
             }
             Refusal::Sampling(what) => f.write_str(what),
+            Refusal::NoToken => {
+                write!(f, "logit_bias: expected to leave at least one token, found all banned")
+            }
         }
     }
 }
@@ -227,6 +256,12 @@ impl Bounds {
         if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocab) {
             return Err(Refusal::Token { id, vocab });
         }
-        request.sampling.check().map_err(Refusal::Sampling)
+        request.sampling.check().map_err(Refusal::Sampling)?;
+        let banned = request.bias.iter().filter(|&&(_, bias)| bias == f32::NEG_INFINITY);
+        let banned: BTreeSet<u32> = banned.map(|&(token, _)| token).collect();
+        if (0..vocab as u32).all(|token| banned.contains(&token)) {
+            return Err(Refusal::NoToken);
+        }
+        Ok(())
     }
 }

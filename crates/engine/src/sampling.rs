@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use model::Variant;
 
-use crate::batch::{Answer, Choice, Want};
+use crate::batch::{Answer, Choice, Want, allows};
 use crate::philox::{philox, unit};
 
 /// Temperatures below this draw the most probable token: dividing by them would overflow.
@@ -221,9 +221,8 @@ impl Sampler {
             }
         }
         if let Some(mask) = &sample.mask {
-            for (token, logit) in logits.iter_mut().enumerate() {
-                let allowed = mask.get(token / 32).is_some_and(|w| w >> (token % 32) & 1 == 1);
-                if !allowed {
+            for (token, logit) in (0..).zip(logits.iter_mut()) {
+                if !allows(mask, token) {
                     *logit = f32::NEG_INFINITY;
                 }
             }

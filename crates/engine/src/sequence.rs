@@ -9,7 +9,7 @@ use crate::kv::{Exhausted, KvPool, ROOT, Serial};
 pub struct Sequence {
     tokens: Vec<u32>,
     /// Tokens whose keys and values are in the blocks, or will be once the submitted batches are
-    /// through; one more than `tokens` while a token is being drawn and evaluated on the device.
+    /// through; more than `tokens` while a token is being drawn and evaluated, or drafts are checked.
     evaluated: usize,
     blocks: Vec<u32>,
     /// Serials of the leading blocks that are published.
@@ -108,6 +108,28 @@ impl Sequence {
         let index = batch.push([Input::Sampled(row)], self.evaluated, &self.blocks);
         self.evaluated += 1;
         Ok(index)
+    }
+
+    /// Puts all pending tokens and then `drafts`, which may turn out wrong, into `batch`. Once it is known
+    /// how many are right, append those and rewind. Returns the index of the first token in the batch.
+    pub fn schedule_drafts(
+        &mut self,
+        pool: &mut KvPool,
+        batch: &mut Batch,
+        drafts: &[u32],
+    ) -> Result<usize, Exhausted> {
+        let end = self.tokens.len() + drafts.len();
+        self.reserve(pool, batch, end)?;
+        let inputs = self.tokens[self.evaluated..].iter().chain(drafts).map(|&t| Input::Token(t));
+        let first = batch.push(inputs, self.evaluated, &self.blocks);
+        self.evaluated = end;
+        Ok(first)
+    }
+
+    /// Takes back what was evaluated beyond the tokens before the last, which was drawn and is pending.
+    pub fn rewind(&mut self, pool: &mut KvPool) {
+        self.evaluated = self.evaluated.min(self.tokens.len().saturating_sub(1));
+        self.shrink(pool, self.evaluated.div_ceil(BLOCK));
     }
 
     /// Publishes every full block of evaluated tokens. Call it once those tokens are final.

@@ -113,6 +113,26 @@ fn many_requests_answer_as_each_would_alone() {
     }
 }
 
+/// A pool that holds a few of many requests: those that run keep their blocks.
+#[test]
+fn a_full_pool_preempts_seldom() {
+    let mut engine = engine(24, 32, 512);
+    let requests: Vec<_> = (0..64)
+        .map(|i| {
+            let tokens = prompt(i, 30);
+            let request = |r| Request { prompt: tokens.clone(), max_tokens: 60, ..r };
+            (submit(&mut engine, request), tokens)
+        })
+        .collect();
+    run(&mut engine);
+    for (events, tokens) in requests {
+        assert_eq!(answer(&events).0, expected(&tokens, 60));
+    }
+    println!("{} preemptions", engine.load().preemptions);
+    // Admission that counts only the prompts' blocks came to 456.
+    assert!(engine.load().preemptions <= 64, "{:?}", engine.load());
+}
+
 #[test]
 fn a_short_request_does_not_wait_for_a_long_prompt() {
     let mut engine = engine(200, 8, 64);
@@ -315,6 +335,10 @@ impl Constraint for Only {
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
         (self.0.remove(0) == token).then_some(()).ok_or_else(|| "not in the list".into())
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(Only(self.0.clone()))
     }
 }
 

@@ -21,6 +21,7 @@ use text::{Begin, Conversation, Message, Role, Thinking, Tokenizer};
 use crate::interrupt;
 use crate::options::ModelOptions;
 use crate::output::{complain, print, wrong_usage};
+use crate::speculation::SpeculationOptions;
 use crate::store;
 
 const HELP: &str = "\
@@ -40,6 +41,8 @@ Ctrl-C stops the answer.
 pub struct Args {
     #[command(flatten)]
     model: ModelOptions,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
     /// Instructions for the model
     #[arg(long)]
     system: Option<String>,
@@ -68,8 +71,12 @@ pub fn run(args: Args) -> Result<()> {
     let context = args.model.context(&model)?;
     let backend = args.model.backend(&model, context)?;
     let settings = Settings { max_running: 1, token_budget: 512, context };
+    let mut engine = Engine::new(backend, tokenizer.vocabulary(), settings);
+    if let Some(speculation) = args.speculation.speculation(&args.model, &model, context)? {
+        engine.speculate(speculation);
+    }
     let mut chat = Chat {
-        engine: Engine::new(backend, tokenizer.vocabulary(), settings),
+        engine,
         tokenizer,
         checkpoint,
         messages: Vec::new(),

@@ -15,6 +15,7 @@ use text::{Special, Tokenizer};
 use crate::interrupt;
 use crate::options::{ModelOptions, SamplingOptions};
 use crate::output::{complain, print, wrong_usage};
+use crate::speculation::SpeculationOptions;
 
 /// Continues a text.
 #[derive(clap::Args)]
@@ -23,6 +24,8 @@ pub struct Args {
     model: ModelOptions,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
     /// The text to continue; stdin if neither this nor --prompt-file is given
     #[arg(long)]
     prompt: Option<String>,
@@ -65,6 +68,9 @@ pub fn run(args: Args) -> Result<()> {
     let positions = context.min(prompt.len().saturating_add(args.max_tokens.max(1)));
     let backend = args.model.backend(&model, positions)?;
     let mut engine = Engine::new(backend, tokenizer.vocabulary(), settings);
+    if let Some(speculation) = args.speculation.speculation(&args.model, &model, positions)? {
+        engine.speculate(speculation);
+    }
 
     let (sink, events) = sync_channel(64);
     let stops = model.checkpoint().map(|c| c.stops()).unwrap_or_default();
@@ -86,9 +92,10 @@ pub fn run(args: Args) -> Result<()> {
             break finished;
         }
     };
-    answer.end(&finished, started)?;
+    answer.end(&finished, engine.load().steps, started)?;
     match finished.reason {
         FinishReason::Error(why) => bail!(why),
+        FinishReason::NoToken => bail!("no token is left to go on with"),
         _ => Ok(()),
     }
 }
@@ -159,7 +166,7 @@ impl<'a> Answer<'a> {
     }
 
     /// Prints what is printed once: a last line end, the JSON, the statistics.
-    fn end(self, finished: &Finished, started: Instant) -> Result<()> {
+    fn end(self, finished: &Finished, steps: u64, started: Instant) -> Result<()> {
         let usage = finished.usage;
         let seconds = |d: std::time::Duration| d.as_secs_f64();
         let rate = |tokens: usize, s: f64| if s > 0.0 { tokens as f64 / s } else { 0.0 };
@@ -176,6 +183,9 @@ impl<'a> Answer<'a> {
                 "prompt_tokens": usage.prompt,
                 "cached_tokens": usage.cached,
                 "generated_tokens": usage.generated,
+                "drafted_tokens": usage.drafted,
+                "accepted_tokens": usage.accepted,
+                "forward_passes": steps,
                 "timings": {
                     "total_s": seconds(started.elapsed()),
                     "prefill_s": prefill,
@@ -189,8 +199,13 @@ impl<'a> Answer<'a> {
             print("\n")?;
         }
         if self.args.stats {
+            let drafts = match usage.drafted {
+                0 => String::new(),
+                drafted => format!("; of {drafted} drafted tokens {} were right", usage.accepted),
+            };
             complain(&format!(
-                "prompt {} tokens in {prefill:.3} s ({:.1} tokens/s); generated {} tokens, {:.1} tokens/s; {}",
+                "prompt {} tokens in {prefill:.3} s ({:.1} tokens/s); generated {} tokens in {steps} forward \
+                 passes, {:.1} tokens/s{drafts}; {}",
                 usage.prompt,
                 rate(read, prefill),
                 usage.generated,
@@ -209,6 +224,6 @@ fn reason(reason: &FinishReason) -> &'static str {
         FinishReason::Length => "length",
         FinishReason::Deadline => "deadline",
         FinishReason::Cancelled => "cancelled",
-        FinishReason::Error(_) => "error",
+        FinishReason::NoToken | FinishReason::Error(_) => "error",
     }
 }

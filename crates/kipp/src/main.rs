@@ -27,6 +27,7 @@ mod quantize;
 mod render;
 mod rm;
 mod serve;
+mod speculation;
 mod store;
 mod tokenize;
 mod verify;

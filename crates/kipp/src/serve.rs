@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::options::{ModelOptions, parse_size};
 use crate::output::{complain, size, wrong_usage};
+use crate::speculation::SpeculationOptions;
 use crate::store::BUILTIN;
 
 /// Serves the model over HTTP.
@@ -21,6 +22,8 @@ use crate::store::BUILTIN;
 pub struct Args {
     #[command(flatten)]
     model: ModelOptions,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
     /// Address to listen on
     #[arg(long, env = "KIPP_HOST", default_value = "127.0.0.1")]
     host: String,
@@ -160,7 +163,11 @@ fn load(args: &Args) -> Result<(Loaded, String)> {
         token_budget: args.token_budget.into(),
         context,
     };
-    let engine = Engine::new(backend, tokenizer.vocabulary(), settings);
+    let mut engine = Engine::new(backend, tokenizer.vocabulary(), settings);
+    let positions = kv.blocks * BLOCK;
+    if let Some(speculation) = args.speculation.speculation(&args.model, &model, positions)? {
+        engine.speculate(speculation);
+    }
     let banner = format!(
         "checkpoint {} at {}, {}; context {context}{}; {} KV blocks, {}; backend {} on {} threads",
         checkpoint.id,

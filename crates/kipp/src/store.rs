@@ -67,6 +67,9 @@ impl Reference {
             {
                 Model::builtin()?
             }
+            Reference::Registered(checkpoint, Some(scheme)) if checkpoint.id == BUILTIN => {
+                Model::builtin()?.requantised(*scheme)?
+            }
             Reference::Registered(checkpoint, scheme) => Model::open(&find(checkpoint, *scheme)?)?,
             Reference::File(path) => Model::open(path)?,
         };

@@ -143,6 +143,12 @@ impl Model {
         Ok(Self { identity, scheme, head, origin, weights })
     }
 
+    /// The same weights under another scheme, in memory. What is already quantised loses twice.
+    pub fn requantised(&self, scheme: Scheme) -> Result<Self> {
+        let schemes = (scheme, scheme.default_head());
+        Self::encode(self.identity, schemes, self.origin.clone(), &self.weights)
+    }
+
     /// Its dimensions.
     pub fn spec(&self) -> &Spec {
         match &self.identity {

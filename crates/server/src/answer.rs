@@ -251,7 +251,7 @@ impl Reader {
             FinishReason::Length => "length",
             FinishReason::Deadline => "deadline",
             FinishReason::Cancelled => "abort",
-            FinishReason::Error(_) => "error",
+            FinishReason::NoToken | FinishReason::Error(_) => "error",
         };
         engine.metrics.finished(reason, &finished, self.started.elapsed());
         record.finished(reason, &finished);
@@ -266,6 +266,14 @@ impl Reader {
             FinishReason::Cancelled => {
                 let message = "the server is shutting down";
                 return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message));
+            }
+            FinishReason::NoToken => {
+                let message = "logit_bias: expected to leave a token that the required format \
+                               allows, found none left to go on with";
+                return Err(ApiError {
+                    param: Some("logit_bias".into()),
+                    ..ApiError::invalid(message)
+                });
             }
             FinishReason::Error(why) => return Err(ApiError::internal(why)),
         };

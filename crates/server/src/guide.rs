@@ -120,6 +120,7 @@ impl Clone for Grammar {
 }
 
 /// Follows one answer and says what may come next.
+#[derive(Clone)]
 pub struct Guide {
     rules: Rules,
     stage: Stage,
@@ -138,6 +139,7 @@ enum Stage {
     End,
 }
 
+#[derive(Clone)]
 struct Ids {
     open: u32,
     close: u32,
@@ -225,5 +227,9 @@ impl Constraint for Guide {
             Stage::End => {}
         }
         Ok(())
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
     }
 }

@@ -108,6 +108,16 @@ impl Metrics {
                 load.prefix_hits,
             ),
             (
+                "spec_decode_num_draft_tokens_total",
+                "Tokens that were drafted and checked",
+                load.drafted,
+            ),
+            (
+                "spec_decode_num_accepted_tokens_total",
+                "Drafted tokens that were right",
+                load.accepted,
+            ),
+            (
                 "prompt_tokens_total",
                 "Prompt tokens of finished requests",
                 self.prompt_tokens.sum() as u64,

@@ -78,7 +78,7 @@ pub fn finish_reason(finish: Finish) -> &'static str {
 
 /// `usage` of all answers of a request.
 pub fn usage(ends: &[EndOfAnswer]) -> Value {
-    let (Usage { prompt, cached, generated }, reasoning) = total(ends);
+    let (Usage { prompt, cached, generated, .. }, reasoning) = total(ends);
     json!({
         "prompt_tokens": prompt,
         "completion_tokens": generated,
@@ -98,7 +98,7 @@ pub fn timings(ends: &[EndOfAnswer]) -> Value {
     let (prompt_ms, predicted_ms) = (1000.0 * prefill.as_secs_f64(), 1000.0 * decode.as_secs_f64());
     // The first token comes with the prompt; the others are what decoding took its time for.
     let decoded = end.usage.generated.saturating_sub(1);
-    json!({
+    let mut timings = json!({
         "cache_n": end.usage.cached,
         "prompt_n": read,
         "prompt_ms": prompt_ms,
@@ -108,7 +108,12 @@ pub fn timings(ends: &[EndOfAnswer]) -> Value {
         "predicted_ms": predicted_ms,
         "predicted_per_token_ms": each(decoded, predicted_ms),
         "predicted_per_second": rate(decoded, predicted_ms),
-    })
+    });
+    if end.usage.drafted > 0 {
+        timings["draft_n"] = end.usage.drafted.into();
+        timings["draft_n_accepted"] = end.usage.accepted.into();
+    }
+    timings
 }
 
 /// A token on its own: its text, and its bytes, which may be a part of a character.
