@@ -323,8 +323,15 @@ impl<'a> Step<'a> {
         self.multiply(worker, down, &b.gated, &[(b.x.at(0), stride(spec.hidden))], true);
     }
 
-    /// Logits of up to [`HEAD_ROWS`] tokens.
-    pub fn head(&self, thread: usize, team: &'a Team, tokens: &[usize], tiles: &[Tile]) {
+    /// Logits of up to [`HEAD_ROWS`] tokens; `answer` is then called for each row, by some thread.
+    pub fn head(
+        &self,
+        thread: usize,
+        team: &'a Team,
+        tokens: &[usize],
+        tiles: &[Tile],
+        answer: impl Fn(usize, &[f32]),
+    ) {
         let worker = self.worker(thread, team);
         let (b, spec) = (self.buffers, self.model.spec());
         worker.phase(tokens.len(), |row| {
@@ -348,6 +355,11 @@ impl<'a> Step<'a> {
             add: false,
         };
         self.products(&worker, &[product]);
+        worker.phase(tokens.len(), |row| {
+            let start = b.logits.at(row * spec.vocab);
+            // SAFETY: the row is complete since the barrier, and nobody writes to it.
+            answer(row, unsafe { std::slice::from_raw_parts(start, spec.vocab) });
+        });
     }
 
     /// Quantises all tokens' rows.

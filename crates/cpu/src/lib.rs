@@ -54,10 +54,10 @@ mod simd;
 mod tests;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use engine::rope::Rope;
-use engine::{Backend, BackendError, Batch, KvConfig, Limits, Output, Sampler};
+use engine::{Answer, Backend, BackendError, Batch, KvConfig, Limits, Output, Sampler};
 use model::Model;
 
 use crate::activations::tiles;
@@ -113,7 +113,8 @@ pub struct Cpu {
     kv: Kv,
     buffers: Buffers,
     rope: Rope,
-    sampler: Sampler,
+    /// One a thread.
+    samplers: Vec<Mutex<Sampler>>,
     answered: VecDeque<Output>,
     /// Tokens that the last submitted batch sampled, by row.
     sampled: Vec<Option<u32>>,
@@ -128,7 +129,7 @@ impl Cpu {
             buffers: Buffers::new(model.spec(), packed, pool.threads())?,
             kv: Kv::new(model.spec().layers, kv)?,
             rope: Rope::new(model.spec().theta),
-            sampler: Sampler::default(),
+            samplers: (0..pool.threads()).map(|_| Mutex::default()).collect(),
             answered: VecDeque::new(),
             sampled: Vec::new(),
             pool,
@@ -170,13 +171,16 @@ impl Cpu {
             let at: Vec<usize> = rows.iter().map(|row| row.token).collect();
             tiles(at.len(), kernels.tile_tokens, &mut cut);
             self.buffers.reset();
-            self.pool.run(&|thread, team| step.head(thread, team, &at, &cut))?;
-            for (i, row) in rows.iter().enumerate() {
-                let start = self.buffers.logits.at(i * spec.vocab);
-                // SAFETY: the row is complete, and no thread is running.
-                let logits = unsafe { std::slice::from_raw_parts(start, spec.vocab) };
-                answers.push(self.sampler.answer(&row.want, logits));
-            }
+            let drawn: Vec<OnceLock<Answer>> = rows.iter().map(|_| OnceLock::new()).collect();
+            self.pool.run(&|thread, team| {
+                step.head(thread, team, &at, &cut, |row, logits| {
+                    let sampler = self.samplers[thread].lock();
+                    let mut sampler = sampler.unwrap_or_else(PoisonError::into_inner);
+                    // Every row is some thread's once.
+                    let _ = drawn[row].set(sampler.answer(&rows[row].want, logits));
+                });
+            })?;
+            answers.extend(drawn.into_iter().filter_map(OnceLock::into_inner));
         }
         Ok(Output { answers })
     }

@@ -13,7 +13,7 @@ use serde_json::json;
 use text::{Special, Tokenizer};
 
 use crate::interrupt;
-use crate::options::{ModelOptions, SamplingOptions};
+use crate::options::{ModelOptions, SamplingOptions, SyntheticOptions};
 use crate::output::{complain, print, wrong_usage};
 use crate::speculation::SpeculationOptions;
 
@@ -22,6 +22,8 @@ use crate::speculation::SpeculationOptions;
 pub struct Args {
     #[command(flatten)]
     model: ModelOptions,
+    #[command(flatten)]
+    synthetic: SyntheticOptions,
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
@@ -60,7 +62,7 @@ pub fn run(args: Args) -> Result<()> {
         return Err(wrong_usage("--stop: expected a text, found an empty one"));
     }
     let prompt = read_prompt(&args)?;
-    let model = args.model.open()?;
+    let model = args.synthetic.open_or(&args.model)?;
     let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
     let prompt = tokenizer.encode(&prompt, Special::Recognise);
     let context = args.model.context(&model)?;

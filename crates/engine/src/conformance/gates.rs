@@ -1,11 +1,16 @@
 //! The gates themselves.
 
+use std::sync::Arc;
+
+use model::Scheme;
+
 use super::rig::{Bench, Logits, Rig, nmse, same_bits, worse};
+use super::speculation::speculation;
 use super::{Finding, Gate, Unit};
 use crate::backend::{BackendError, KvKind};
 use crate::batch::{Answer, BLOCK, Batch, Row, Want};
 use crate::kv::KvPool;
-use crate::sampling::{Sample, Sampler, SamplingParams};
+use crate::sampling::{Sample, Sampler, SamplingParams, argmax};
 use crate::sequence::Sequence;
 
 /// All gates, in the order in which they are run: a fault should show first where it is easiest to see.
@@ -25,14 +30,19 @@ pub static GATES: &[Gate] = &[
     Gate { name: "prefill", shows: "prompts read together agree with the oracle", run: prefill },
     Gate { name: "rows", shows: "every row of a call = that row alone", run: rows },
     Gate { name: "sampling", shows: "the backend's draws = the host sampler's", run: sampling },
+    Gate { name: "speculation", shows: "drafts change no token", run: speculation },
     Gate { name: "kv-q8_0", shows: "8-bit KV agrees with the oracle's 8-bit KV", run: kv_q8_0 },
     Gate { name: "long-context", shows: "long contexts agree, at every split", run: long_context },
 ];
 
+/// One more, where the same checkpoint is at hand with exact weights.
+pub static AGAINST_BF16: Gate =
+    Gate { name: "quantised", shows: "weights cost what their scheme may cost", run: quantised };
+
 /// Evaluates `tokens` in one call and returns all logits.
 fn at_once(bench: &mut Bench, tokens: &[u32]) -> Result<Logits, BackendError> {
     let mut sequence = Sequence::new(tokens.to_vec());
-    let logits = bench.evaluate_in_chunks(&mut sequence, || usize::MAX)?;
+    let logits = bench.read(&mut sequence)?;
     sequence.release(&mut bench.pool);
     Ok(logits)
 }
@@ -50,36 +60,36 @@ fn worst(
 fn logits(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     worst([1, 2, 5, 16, 31, 33, 70].map(|len| {
         let tokens = rig.tokens(len);
-        let found = at_once(&mut rig.subject(len, KvKind::Bf16)?, &tokens)?;
-        let expected = at_once(&mut rig.oracle(len, KvKind::Bf16), &tokens)?;
-        Ok(rig.against_oracle(&format!("{len} tokens"), &found, &expected))
+        let found = at_once(&mut rig.subject(len)?, &tokens)?;
+        let expected = at_once(&mut rig.oracle(len), &tokens)?;
+        rig.against_oracle(&format!("{len} tokens"), &found, &expected)
     }))
 }
 
 fn incremental(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     let tokens = rig.tokens(40);
-    let mut bench = rig.subject(128, KvKind::Bf16)?;
+    let mut bench = rig.subject(128)?;
     let expected = at_once(&mut bench, &tokens)?;
     let found = bench.evaluate_in_chunks(&mut Sequence::new(tokens), || 1)?;
-    Ok(rig.same_across_classes("40 tokens", &found, &expected))
+    rig.same_across_classes("40 tokens", &found, &expected)
 }
 
 fn chunking(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     let tokens = rig.tokens(150);
-    let mut bench = rig.subject(1024, KvKind::Bf16)?;
+    let mut bench = rig.subject(1024)?;
     let expected = at_once(&mut bench, &tokens)?;
     worst([3, 9, 40, 100].map(|largest| {
         let mut sequence = Sequence::new(tokens.clone());
         let found = bench.evaluate_in_chunks(&mut sequence, || 1 + rig.roll(largest))?;
         sequence.release(&mut bench.pool);
-        Ok(rig.same_across_classes(&format!("chunks up to {largest}"), &found, &expected))
+        rig.same_across_classes(&format!("chunks up to {largest}"), &found, &expected)
     }))
 }
 
 fn block_table(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     let blocks = 8;
     let tokens = rig.tokens(blocks * BLOCK / 2 - 5);
-    let mut bench = rig.subject(blocks * BLOCK, KvKind::Bf16)?;
+    let mut bench = rig.subject(blocks * BLOCK)?;
     let expected = at_once(&mut bench, &tokens)?;
     // Take all blocks and give them back in random order: the next sequence gets them in that order.
     worst((0..4).map(|round| {
@@ -96,7 +106,7 @@ fn block_table(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
 }
 
 fn shared_prefix(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
-    let mut bench = rig.subject(1024, KvKind::Bf16)?;
+    let mut bench = rig.subject(1024)?;
     worst([BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 7].map(|len| {
         let mut tokens = rig.tokens(len);
         let mut first = Sequence::new(tokens.clone());
@@ -106,10 +116,10 @@ fn shared_prefix(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
 
         let mut adopting = Sequence::new(tokens.clone());
         let gained = adopting.adopt(&mut bench.pool);
-        let found = bench.evaluate_in_chunks(&mut adopting, || usize::MAX)?;
+        let found = bench.read(&mut adopting)?;
         let mut private = Sequence::new(tokens);
         bench.evaluate(&mut [&mut private], gained, 1)?;
-        let expected = bench.evaluate_in_chunks(&mut private, || usize::MAX)?;
+        let expected = bench.read(&mut private)?;
         for mut sequence in [first, adopting, private] {
             sequence.release(&mut bench.pool);
         }
@@ -123,7 +133,7 @@ fn shared_prefix(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
 }
 
 fn copy_on_write(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
-    let mut bench = rig.subject(1024, KvKind::Bf16)?;
+    let mut bench = rig.subject(1024)?;
     worst([5, BLOCK - 1, BLOCK, BLOCK + 3].map(|len| {
         let prompt = rig.tokens(len);
         let mut trunk = Sequence::new(prompt.clone());
@@ -157,7 +167,7 @@ fn copy_on_write(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
 
 fn batched(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     let steps = 4;
-    let mut bench = rig.subject(4096, KvKind::Bf16)?;
+    let mut bench = rig.subject(4096)?;
     let mut sequences = Vec::new();
     for i in 0..17 {
         let len = 1 + i * 5 + steps;
@@ -181,11 +191,11 @@ fn batched(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     }
     let expected: Logits =
         (0..steps).flat_map(|step| alone.iter().map(move |rows| rows[step].clone())).collect();
-    Ok(rig.same_across_classes("17 sequences", &found, &expected))
+    rig.same_across_classes("17 sequences", &found, &expected)
 }
 
 fn mixed(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
-    let mut bench = rig.subject(1024, KvKind::Bf16)?;
+    let mut bench = rig.subject(1024)?;
     let mut decoding = Sequence::new(rig.tokens(50));
     let mut reading = Sequence::new(rig.tokens(90));
     bench.evaluate(&mut [&mut decoding], 49, 1)?;
@@ -197,7 +207,7 @@ fn mixed(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
         bench.evaluate(&mut [sequence], first, 1)?;
         expected.extend(bench.evaluate(&mut [sequence], 77, 77)?);
     }
-    Ok(rig.same_across_classes("1 token beside 77", &found, &expected))
+    rig.same_across_classes("1 token beside 77", &found, &expected)
 }
 
 /// Prompts of several lengths and beginnings in one call of hundreds of tokens, twice.
@@ -217,16 +227,16 @@ fn prefill(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
         sequences.iter_mut().for_each(|sequence| sequence.release(&mut bench.pool));
         Ok(logits)
     };
-    let mut bench = rig.subject(1024, KvKind::Bf16)?;
+    let mut bench = rig.subject(1024)?;
     let found = read(&mut bench)?;
     let again = same_bits("again", &read(&mut bench)?, &found);
-    let expected = read(&mut rig.oracle(1024, KvKind::Bf16))?;
-    Ok(worse(rig.against_oracle("480 tokens", &found, &expected), again))
+    let expected = read(&mut rig.oracle(1024))?;
+    Ok(worse(rig.against_oracle("480 tokens", &found, &expected)?, again))
 }
 
 fn rows(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     let tokens = rig.tokens(37);
-    let mut bench = rig.subject(128, KvKind::Bf16)?;
+    let mut bench = rig.subject(128)?;
     let expected = at_once(&mut bench, &tokens)?;
     worst((0..tokens.len()).step_by(3).map(|token| {
         let mut sequence = Sequence::new(tokens.clone());
@@ -235,11 +245,7 @@ fn rows(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
         batch.rows.push(Row { token, want: Want::Logits });
         let found = bench.run(&batch)?;
         sequence.release(&mut bench.pool);
-        Ok(rig.same_across_classes(
-            &format!("row {token}"),
-            &found,
-            &expected[token..=token].to_vec(),
-        ))
+        rig.same_across_classes(&format!("row {token}"), &found, &expected[token..=token].to_vec())
     }))
 }
 
@@ -274,7 +280,7 @@ fn settings(rig: &mut Rig<'_>) -> Vec<SamplingParams> {
 
 fn sampling(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     let vocab = rig.model().spec().vocab;
-    let mut bench = rig.subject(256, KvKind::Bf16)?;
+    let mut bench = rig.subject(256)?;
     let tokens = rig.tokens(24);
     let logits = at_once(&mut bench, &tokens)?;
     let mut host = Sampler::default();
@@ -285,7 +291,9 @@ fn sampling(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
         schedule(&mut sequence, &mut bench.pool, &mut batch)?;
         for token in 0..tokens.len() {
             let mut sample = Sample::new(params.clone(), token as u32 + 1);
+            // The token that would win is in the history, and nowhere but at its end.
             sample.history = tokens[..=token].to_vec();
+            sample.history.extend(argmax(&logits[token]).map(|(best, _)| best));
             sample.prompt = token / 2;
             sample.top = token % 4;
             if token % 3 == 1 {
@@ -323,32 +331,64 @@ fn same_choice(found: &Answer, expected: &Answer) -> bool {
 }
 
 fn kv_q8_0(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
+    let model = Arc::clone(rig.model());
     worst([1, 31, 32, 33, 90].map(|len| {
         let tokens = rig.tokens(len);
-        let found = at_once(&mut rig.subject(len, KvKind::Q8_0)?, &tokens)?;
-        let expected = at_once(&mut rig.oracle(len, KvKind::Q8_0), &tokens)?;
+        let found = at_once(&mut rig.subject_with(len, KvKind::Q8_0)?, &tokens)?;
+        let expected = at_once(&mut rig.oracle_with(&model, len, KvKind::Q8_0), &tokens)?;
         // A value that all but ties between two steps of 1/127 may be stored one step apart, and every
         // layer amplifies that: where sums differ in their last bits, the bound is what 8 bits cost at all, twice, since
         // two that round independently differ by both their errors.
-        let exact = at_once(&mut rig.oracle(len, KvKind::Bf16), &tokens)?;
+        let exact = at_once(&mut rig.oracle_with(&model, len, KvKind::Bf16), &tokens)?;
         let cost = expected.iter().zip(&exact).map(|(a, b)| nmse(a, b)).fold(5e-5, f64::max);
         Ok(rig.within(2.0 * cost, &format!("{len} tokens"), &found, &expected))
     }))
 }
 
+/// What quantised weights may cost, NMSE of logits on random tokens against the same checkpoint in bf16.
+fn scheme_bound(scheme: Scheme) -> f64 {
+    match scheme {
+        Scheme::Bf16 => 0.0,
+        Scheme::Q8_0 => 2e-3,
+        Scheme::Q4_1 => 0.2,
+        Scheme::Q4_0 => 0.3,
+    }
+}
+
+fn quantised(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
+    let none = || BackendError::Batch("the gate has no bf16 counterpart to compare with".into());
+    let exact = Arc::clone(rig.counterpart().ok_or_else(none)?);
+    let bound = scheme_bound(rig.model().scheme);
+    let (mut sum, mut rows) = (0.0, 0);
+    for len in [1, 33, 70] {
+        let tokens = rig.tokens(len);
+        let found = at_once(&mut rig.subject(len)?, &tokens)?;
+        let expected = at_once(&mut rig.oracle_with(&exact, len, KvKind::Bf16), &tokens)?;
+        sum += found.iter().zip(&expected).map(|(a, b)| nmse(a, b)).sum::<f64>();
+        rows += found.len();
+    }
+    let detail = format!("mean of {rows} rows");
+    Ok(Finding { figure: sum / rows as f64, bound, unit: Unit::Nmse, detail })
+}
+
 fn long_context(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
-    let longest = rig.model().spec().context.min(1100);
+    let longest = rig.longest();
     let tokens = rig.tokens(longest);
-    let mut oracle = rig.oracle(longest, KvKind::Bf16);
-    let mut bench = rig.subject(longest, KvKind::Bf16)?;
+    let mut oracle = rig.oracle(longest);
+    let mut bench = rig.subject(longest)?;
     let mut reference = Sequence::new(tokens.clone());
     let mut sequence = Sequence::new(tokens);
-    worst([127, 129, 255, 257, 511, 513, 1023, 1025, longest].map(|len| {
+    // Splits of a context are powers of two: one less and one more, as far as it goes.
+    let around = (7..).flat_map(|power| [(1 << power) - 1, (1 << power) + 1]);
+    let lengths = around.take_while(|&len| len < longest).chain([longest]);
+    worst(lengths.map(|len| {
         // Read up to the length, then decode one token there: both paths over the whole context.
-        let step = len.min(longest) - sequence.evaluated();
-        let mut found = bench.evaluate(&mut [&mut sequence], step - 1, 1)?;
-        found.extend(bench.evaluate(&mut [&mut sequence], 1, 1)?);
-        let expected = oracle.evaluate(&mut [&mut reference], step, 2)?;
-        Ok(rig.against_oracle(&format!("{len} tokens"), &found, &expected))
+        let step = len - sequence.evaluated();
+        let (mut found, mut expected) = (Logits::new(), Logits::new());
+        for count in [step - 1, 1] {
+            found.extend(bench.skip(&mut sequence, count)?);
+            expected.extend(oracle.skip(&mut reference, count)?);
+        }
+        rig.against_oracle(&format!("{len} tokens"), &found, &expected)
     }))
 }

@@ -6,6 +6,9 @@
 
 mod gates;
 mod rig;
+mod speculation;
+#[cfg(test)]
+mod study;
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use model::Model;
 
 use crate::backend::{Backend, BackendError, KvConfig};
 
-pub use gates::GATES;
+pub use gates::{AGAINST_BF16, GATES};
 pub use rig::{Rig, nmse};
 
 /// One gate.

@@ -16,10 +16,18 @@ use crate::sequence::Sequence;
 /// A logits row for each position asked for.
 pub type Logits = Vec<Vec<f32>>;
 
+/// Positions that gates go to unless more are asked for.
+const LONGEST: usize = 1100;
+
 /// The subject, and random numbers.
 pub struct Rig<'a> {
     subject: Subject<'a>,
     drawn: u32,
+    kv: KvKind,
+    longest: usize,
+    counterpart: Option<Arc<Model>>,
+    /// What 8 bits a key and value cost, once it was asked for.
+    cost: Option<f64>,
 }
 
 /// A backend and the pool that its sequences draw from.
@@ -32,7 +40,38 @@ pub struct Bench {
 impl<'a> Rig<'a> {
     /// Gates draw their inputs one after the other from the subject's seed.
     pub fn new(subject: Subject<'a>) -> Self {
-        Rig { subject, drawn: 0 }
+        let longest = LONGEST.min(subject.model.spec().context);
+        Rig { subject, drawn: 0, kv: KvKind::Bf16, longest, counterpart: None, cost: None }
+    }
+
+    /// Gates that are not about a storage of keys and values use this one.
+    pub fn with_kv(self, kv: KvKind) -> Self {
+        Rig { kv, ..self }
+    }
+
+    /// The longest sequence, the checkpoint's limit at most.
+    pub fn with_longest(self, longest: usize) -> Self {
+        Rig { longest: longest.min(self.subject.model.spec().context), ..self }
+    }
+
+    /// The same checkpoint with exact weights.
+    pub fn with_counterpart(self, exact: Arc<Model>) -> Self {
+        Rig { counterpart: Some(exact), ..self }
+    }
+
+    /// Positions of the longest sequence.
+    pub fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// The checkpoint with exact weights, where there is one.
+    pub fn counterpart(&self) -> Option<&Arc<Model>> {
+        self.counterpart.as_ref()
+    }
+
+    /// Whether the subject promises the same bits however a value is computed.
+    pub fn is_bitwise(&self) -> bool {
+        self.subject.reproducibility == Reproducibility::Bitwise
     }
 
     /// The model under test.
@@ -53,22 +92,59 @@ impl<'a> Rig<'a> {
     }
 
     /// The backend under test with room for `positions`.
-    pub fn subject(&mut self, positions: usize, kind: KvKind) -> Result<Bench, BackendError> {
+    pub fn subject(&mut self, positions: usize) -> Result<Bench, BackendError> {
+        self.subject_with(positions, self.kv)
+    }
+
+    /// The same with this storage of keys and values.
+    pub fn subject_with(&mut self, positions: usize, kind: KvKind) -> Result<Bench, BackendError> {
         let kv = KvConfig::for_positions(positions, kind);
         Ok(Bench { backend: (self.subject.make)(kv)?, pool: KvPool::new(kv.blocks) })
     }
 
     /// The oracle with room for `positions`.
-    pub fn oracle(&self, positions: usize, kind: KvKind) -> Bench {
+    pub fn oracle(&self, positions: usize) -> Bench {
+        self.oracle_with(&self.subject.model, positions, self.kv)
+    }
+
+    /// The oracle on any model, with this storage of keys and values.
+    pub fn oracle_with(&self, model: &Arc<Model>, positions: usize, kind: KvKind) -> Bench {
         let kv = KvConfig::for_positions(positions, kind);
-        let oracle = Oracle::new(Arc::clone(&self.subject.model), kv, self.subject.threads);
+        let oracle = Oracle::new(Arc::clone(model), kv, self.subject.threads);
         Bench { backend: Box::new(oracle), pool: KvPool::new(kv.blocks) }
+    }
+
+    /// What may differ from the oracle. A value that all but ties between two steps of 1/127 may be
+    /// stored one step apart, and every layer amplifies that: with 8-bit keys and values the bound is
+    /// what 8 bits cost at all, twice, since two that round
+    /// independently differ by both their errors.
+    fn bound(&mut self) -> Result<f64, BackendError> {
+        if self.kv == KvKind::Bf16 {
+            return Ok(self.subject.bound);
+        }
+        if self.cost.is_none() {
+            let tokens = self.tokens(70);
+            let mut logits = Vec::new();
+            for kind in [KvKind::Q8_0, KvKind::Bf16] {
+                let mut oracle = self.oracle_with(&self.subject.model, tokens.len(), kind);
+                logits.push(oracle.read(&mut Sequence::new(tokens.clone()))?);
+            }
+            let pairs = logits[0].iter().zip(&logits[1]);
+            self.cost = Some(pairs.map(|(a, b)| nmse(a, b)).fold(0.0, f64::max));
+        }
+        Ok(self.cost.map_or(self.subject.bound, |cost| self.subject.bound.max(2.0 * cost)))
     }
 
     /// Compares with the oracle: NMSE over the whole vocabulary, and the same arg max wherever the
     /// oracle tells the two candidates apart.
-    pub fn against_oracle(&self, name: &str, found: &Logits, expected: &Logits) -> Finding {
-        self.within(self.subject.bound, name, found, expected)
+    pub fn against_oracle(
+        &mut self,
+        name: &str,
+        found: &Logits,
+        expected: &Logits,
+    ) -> Result<Finding, BackendError> {
+        let bound = self.bound()?;
+        Ok(self.within(bound, name, found, expected))
     }
 
     /// The same with a bound of at least `bound`.
@@ -93,11 +169,23 @@ impl<'a> Rig<'a> {
     }
 
     /// Compares two ways of computing the same rows that may use different kernel classes.
-    pub fn same_across_classes(&self, name: &str, found: &Logits, expected: &Logits) -> Finding {
+    pub fn same_across_classes(
+        &mut self,
+        name: &str,
+        found: &Logits,
+        expected: &Logits,
+    ) -> Result<Finding, BackendError> {
         match self.subject.reproducibility {
-            Reproducibility::Bitwise => same_bits(name, found, expected),
+            Reproducibility::Bitwise => Ok(same_bits(name, found, expected)),
             Reproducibility::WithinClass => self.against_oracle(name, found, expected),
         }
+    }
+
+    /// How far apart two logits of a row must be for all computations to agree on which is larger: at an
+    /// NMSE of the bound their difference has a deviation of sqrt(2 bound) times the size of a logit, and
+    /// the worst of many rows may be three of those off.
+    pub fn blur(&mut self, row: &[f32]) -> Result<f64, BackendError> {
+        Ok(blur(row, self.bound()?))
     }
 }
 
@@ -134,6 +222,29 @@ impl Bench {
             logits.extend(self.evaluate(&mut [&mut *sequence], count, count)?);
         }
         Ok(logits)
+    }
+
+    /// Evaluates all pending tokens of one sequence in as few calls as it takes; returns all their logits.
+    pub fn read(&mut self, sequence: &mut Sequence) -> Result<Logits, BackendError> {
+        self.evaluate_in_chunks(sequence, || usize::MAX)
+    }
+
+    /// Evaluates `count` pending tokens of one sequence in as few calls as it takes; returns the logits of
+    /// the last.
+    pub fn skip(&mut self, sequence: &mut Sequence, count: usize) -> Result<Logits, BackendError> {
+        let end = sequence.evaluated() + count;
+        let mut last = Logits::new();
+        while sequence.evaluated() < end {
+            let most = self.backend.limits().tokens;
+            let chunk = most.min(end - sequence.evaluated());
+            last = self.evaluate(&mut [&mut *sequence], chunk, 1)?;
+        }
+        Ok(last)
+    }
+
+    /// The backend alone.
+    pub fn into_backend(self) -> Box<dyn Backend> {
+        self.backend
     }
 
     /// Runs a batch whose rows all want logits.
@@ -186,13 +297,15 @@ pub fn nmse(found: &[f32], expected: &[f32]) -> f64 {
     difference.sum::<f64>() / size.sum::<f64>()
 }
 
-/// Says which candidates the two rows prefer, unless they prefer the same or cannot tell: at an NMSE of
-/// `bound` the difference of two logits has a deviation of sqrt(2 bound) times the size of a logit, and
-/// the worst of many rows may be three of those off.
+/// See [`Rig::blur`].
+fn blur(row: &[f32], bound: f64) -> f64 {
+    let squares: f64 = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    3.0 * (2.0 * bound * squares / row.len() as f64).sqrt()
+}
+
+/// Says which candidates the two rows prefer, unless they prefer the same or cannot tell.
 fn argmax_differs(found: &[f32], expected: &[f32], bound: f64) -> Option<String> {
     let ((found, _), (best, largest)) = (argmax(found)?, argmax(expected)?);
     let gap = f64::from(largest - expected.get(found as usize)?);
-    let squares: f64 = expected.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-    let blur = 3.0 * (2.0 * bound * squares / expected.len() as f64).sqrt();
-    (gap > blur).then(|| format!("arg max {found}, expected {best} by {gap}"))
+    (gap > blur(expected, bound)).then(|| format!("arg max {found}, expected {best} by {gap}"))
 }

@@ -18,6 +18,9 @@ pub struct Verified {
     pub accepted: usize,
 }
 
+/// Tokens that a constraint allows; `None` allows all.
+type Mask = Option<Arc<[u32]>>;
+
 impl Job {
     /// Tokens that may follow its last one in a batch as a draft: as many as may be generated before the
     /// last that may, once there is an answer and nothing of it is on its way.
@@ -70,7 +73,7 @@ impl Job {
 
     /// What of a draft could become part of the answer, and the constraint's masks before its tokens and
     /// behind it; `None` if the constraint itself has failed.
-    fn admissible<'a>(&self, draft: &'a [u32]) -> Option<(&'a [u32], Vec<Option<Arc<[u32]>>>)> {
+    fn admissible<'a>(&self, draft: &'a [u32]) -> Option<(&'a [u32], Vec<Mask>)> {
         let stops = &self.request.stop_tokens;
         let end = draft.iter().position(|token| stops.contains(token)).unwrap_or(draft.len());
         let Some(constraint) = &self.request.constraint else {

@@ -4,6 +4,7 @@
 //! There is one forward pass and it runs over block tables; a prompt is a batch of many tokens and a
 //! decode step a batch of few.
 
+pub(crate) mod faults;
 mod kv;
 mod ops;
 
@@ -12,9 +13,10 @@ use std::sync::Arc;
 use model::{HEAD_DIM, KV_HEADS, Layer, Model, Spec};
 
 use crate::backend::{Backend, BackendError, KvConfig, Limits};
-use crate::batch::{Batch, Output};
+use crate::batch::{BLOCK, Batch, Output};
 use crate::rope::{Rope, Rotation};
 use crate::sampling::Sampler;
+use faults::Faults;
 use kv::KvStore;
 use ops::{add, attend, matmul, rms_norm, silu};
 
@@ -25,6 +27,8 @@ const MAX_TOKENS: usize = 2048;
 pub struct Oracle {
     model: Arc<Model>,
     threads: usize,
+    /// None, except where tests plant some.
+    pub(crate) faults: Faults,
     rope: Rope,
     kv: KvStore,
     sampler: Sampler,
@@ -47,6 +51,7 @@ impl Oracle {
             kv: KvStore::new(model.spec().layers, kv),
             model,
             threads: threads.max(1),
+            faults: Faults::default(),
             sampler: Sampler::default(),
             answered: Default::default(),
             sampled: Vec::new(),
@@ -69,7 +74,9 @@ impl Oracle {
     fn logits(&mut self, batch: &Batch, tokens: &[u32]) -> Vec<f32> {
         let model = Arc::clone(&self.model);
         let (spec, weights) = (model.spec(), &model.weights);
-        let rotations: Vec<Rotation> = batch.positions.iter().map(|&p| self.rope.at(p)).collect();
+        let first = batch.positions.first().copied().unwrap_or(0);
+        let turned = |&position: &u32| self.rope.at(self.faults.turned(position, first));
+        let rotations: Vec<Rotation> = batch.positions.iter().map(turned).collect();
 
         // x is the residual stream, [tokens, hidden].
         let mut x = vec![0.0; tokens.len() * spec.hidden];
@@ -118,11 +125,13 @@ impl Oracle {
             for t in tokens.clone() {
                 let row = t * spec.kv_width()..(t + 1) * spec.kv_width();
                 let position = batch.positions[t] as usize;
-                self.kv.append(index, table, position, &s.k[row.clone()], &s.v[row]);
+                let (at, k, v) = self.faults.stored(position, &s.k[row.clone()], &s.v[row]);
+                self.kv.append(index, table, at, k, v);
             }
-            for t in tokens {
+            for t in tokens.filter(|&t| !self.faults.skips(t)) {
                 let row = t * spec.q_width()..(t + 1) * spec.q_width();
                 let length = batch.positions[t] as usize + 1;
+                let length = self.faults.visible(length, table.len() * BLOCK);
                 let cached = self.kv.view(index, table, length);
                 attend(&s.q[row.clone()], spec.group(), &cached, &mut s.attended[row]);
             }
@@ -139,6 +148,7 @@ impl Oracle {
         self.show(index, &["ffn_gate", "ffn_up"], &s.normed, tokens);
         matmul(&layer.gate, &s.normed, &mut s.gate, self.threads);
         matmul(&layer.up, &s.normed, &mut s.up, self.threads);
+        self.faults.product(&mut s.up, layer.up.rows);
         for (gate, up) in s.gate.iter_mut().zip(&s.up) {
             *gate = silu(*gate) * up;
         }

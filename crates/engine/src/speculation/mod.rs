@@ -185,7 +185,7 @@ impl Speculation {
     pub(crate) fn submitted(&mut self, batch: &Batch) {
         self.busy_since.get_or_insert_with(Instant::now);
         let (tokens, rows) = (batch.tokens.len(), batch.rows.len());
-        let drafted = rows > batch.sequences();
+        let drafted = self.guessed && rows > batch.sequences();
         let drafting = drafted || (self.pipelined && self.needs_answers());
         // Where every token has its row, all requests decode.
         let counts = tokens == rows && (drafted || !self.guessed);
