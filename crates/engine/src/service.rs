@@ -4,8 +4,10 @@
 //! thread sleeps while there is nothing to do, polls while every request waits for a slow reader, and
 //! ends once it was told to and the last request is finished.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +29,8 @@ pub enum SubmitError {
     Busy(usize),
     /// The engine is ending or has ended.
     Stopped,
+    /// The engine's thread died, for this reason.
+    Dead(String),
 }
 
 impl fmt::Display for SubmitError {
@@ -37,6 +41,7 @@ impl fmt::Display for SubmitError {
                 write!(f, "all {limit} places for requests are taken; try again later")
             }
             SubmitError::Stopped => write!(f, "the engine is shutting down"),
+            SubmitError::Dead(why) => f.write_str(why),
         }
     }
 }
@@ -64,6 +69,18 @@ struct Shared {
     taken: AtomicUsize,
     draining: AtomicBool,
     load: Mutex<Load>,
+    health: Mutex<Health>,
+}
+
+/// Whether the engine can be counted on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Health {
+    #[default]
+    Well,
+    /// The last step failed, for this reason; the next one may not.
+    Faulty(String),
+    /// The thread is no more, for this reason.
+    Dead(String),
 }
 
 impl Service {
@@ -74,15 +91,31 @@ impl Service {
         let bounds = engine.bounds();
         let shared = Arc::new(Shared { load: Mutex::new(engine.load()), ..Shared::default() });
         let seen = Arc::clone(&shared);
-        let thread = thread::Builder::new()
-            .name("engine".into())
-            .spawn(move || run(engine, &inbox, &seen))?;
+        let work = move || {
+            // Whoever waits for an answer learns of a panic by its sink, whoever asks later from here.
+            let ended = panic::catch_unwind(AssertUnwindSafe(|| run(engine, &inbox, &seen)));
+            if let Err(payload) = ended {
+                seen.set_health(Health::Dead(format!(
+                    "the engine has died: {}",
+                    message(&*payload)
+                )));
+            }
+        };
+        let thread = thread::Builder::new().name("engine".into()).spawn(work)?;
         Ok((Service { commands, bounds, places, shared }, thread))
     }
 
     /// What the engine accepts.
     pub fn bounds(&self) -> Bounds {
         self.bounds
+    }
+
+    /// Why the engine cannot be counted on, if it cannot: its last step failed, or its thread has died.
+    pub fn health(&self) -> Result<(), String> {
+        match self.shared.health() {
+            Health::Well => Ok(()),
+            Health::Faulty(why) | Health::Dead(why) => Err(why),
+        }
     }
 
     /// Hands a request over, or says why not; a refused request sends no event.
@@ -97,6 +130,9 @@ impl Service {
         }
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(SubmitError::Stopped);
+        }
+        if let Health::Dead(why) = self.shared.health() {
+            return Err(SubmitError::Dead(why));
         }
         let place = |request: Request| {
             let place = Place::take(&self.shared, self.places);
@@ -119,6 +155,22 @@ impl Service {
             let _ = self.commands.try_send(Command::Drain);
         }
     }
+}
+
+impl Shared {
+    fn health(&self) -> Health {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_health(&self, health: Health) {
+        *self.health.lock().unwrap_or_else(PoisonError::into_inner) = health;
+    }
+}
+
+/// What a panic said.
+fn message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no reason was given")
 }
 
 /// One request's place, given back when it is dropped.
@@ -166,7 +218,18 @@ fn run(mut engine: Engine, inbox: &Receiver<Command>, shared: &Shared) {
         };
         open &= !closed;
         // A failed step has told every request what happened; those that come may fare better.
-        let progressed = engine.step().unwrap_or(true);
+        let progressed = match engine.step() {
+            Ok(progressed) => {
+                if progressed && shared.health() != Health::Well {
+                    shared.set_health(Health::Well);
+                }
+                progressed
+            }
+            Err(error) => {
+                shared.set_health(Health::Faulty(format!("the last step failed: {error}")));
+                true
+            }
+        };
         *shared.load.lock().unwrap_or_else(PoisonError::into_inner) = engine.load();
         if progressed {
             continue;

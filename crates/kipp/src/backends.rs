@@ -81,6 +81,15 @@ impl BackendName {
         }
     }
 
+    /// The backends of this binary that are to be checked: all but the one they are checked against.
+    pub fn built_in() -> Vec<BackendName> {
+        let mut names = vec![BackendName::Cpu];
+        if cfg!(feature = "cuda") {
+            names.push(BackendName::Cuda);
+        }
+        names
+    }
+
     /// What it promises about its own sums.
     pub fn reproducibility(self) -> Reproducibility {
         match self {

@@ -77,11 +77,7 @@ impl ModelOptions {
 
     /// A KV cache for one sequence of `positions`.
     pub fn kv_config(&self, positions: usize) -> KvConfig {
-        let kind = match self.kv {
-            KvName::Bf16 => KvKind::Bf16,
-            KvName::Q8_0 => KvKind::Q8_0,
-        };
-        KvConfig::for_positions(positions, kind)
+        KvConfig::for_positions(positions, self.kv.kind())
     }
 
     /// A backend that holds `positions` in its KV cache.
@@ -97,6 +93,14 @@ impl ModelOptions {
 }
 
 impl KvName {
+    /// The engine's word for it.
+    pub fn kind(self) -> KvKind {
+        match self {
+            KvName::Bf16 => KvKind::Bf16,
+            KvName::Q8_0 => KvKind::Q8_0,
+        }
+    }
+
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -107,7 +111,7 @@ impl KvName {
 }
 
 /// Made-up weights, for measuring and verifying on machines that hold no checkpoint.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub struct SyntheticOptions {
     /// Use made-up weights with the dimensions of this registry entry
     #[arg(long, value_name = "ID", conflicts_with = "model")]

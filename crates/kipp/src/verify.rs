@@ -5,22 +5,44 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use engine::conformance::{Finding, GATES, Gate, Rig, Subject};
+use clap::ValueEnum;
+use engine::BackendError;
+use engine::conformance::{AGAINST_BF16, Finding, GATES, Gate, Rig, Subject};
+use model::{Model, Scheme, layout};
 use serde_json::{Value, json};
 
+use crate::backends::{BackendName, Maker};
 use crate::gates;
 use crate::machine;
-use crate::options::{ModelOptions, SyntheticOptions};
+use crate::options::{KvName, ModelOptions, SyntheticOptions, parse_size};
 use crate::output::{origin, print, wrong_usage};
 use crate::store::Reference;
 
-/// Checks a backend against the scalar oracle on this machine.
+/// Checks backends against the scalar oracle on this machine.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelOptions,
+    /// Registry id with an optional :scheme, or a GGUF file; kipp-tiny, which is built in, if left out
+    model: Option<String>,
     #[command(flatten)]
     synthetic: SyntheticOptions,
+    /// What is checked
+    #[arg(long, value_enum, default_value = "all")]
+    backend: Checked,
+    /// Threads; the physical cores that this process may use if left out
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Number of the GPU, counted from 0
+    #[arg(long, default_value_t = 0)]
+    device: usize,
+    /// On a GPU, check the one class of kernels that --deterministic uses
+    #[arg(long)]
+    deterministic: bool,
+    /// Positions that the gate for long contexts goes to, e.g. 32k; the oracle takes long over many
+    #[arg(long, value_parser = parse_size)]
+    ctx: Option<usize>,
+    /// How keys and values are stored in the gates that are not about that
+    #[arg(long, value_enum, default_value_t = KvName::Bf16)]
+    kv: KvName,
     /// Largest normalised mean squared error of logits
     #[arg(long, default_value_t = 1e-4)]
     bound: f64,
@@ -35,69 +57,206 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
+/// A backend, or all of them.
+#[derive(Debug, Clone, Copy)]
+enum Checked {
+    All,
+    One(BackendName),
+}
+
+impl ValueEnum for Checked {
+    fn value_variants<'a>() -> &'a [Self] {
+        static VARIANTS: std::sync::OnceLock<Vec<Checked>> = std::sync::OnceLock::new();
+        let named = || BackendName::value_variants().iter().map(|&name| Checked::One(name));
+        VARIANTS.get_or_init(|| [Checked::All].into_iter().chain(named()).collect())
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        match self {
+            Checked::All => {
+                let help =
+                    "Every backend of this binary; what the machine lacks is said and left out";
+                Some(clap::builder::PossibleValue::new("all").help(help))
+            }
+            Checked::One(name) => name.to_possible_value(),
+        }
+    }
+}
+
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
-    let model = args.synthetic.open_or(&args.model)?;
+    let options = args.options(BackendName::Cpu);
+    let model = args.synthetic.open_or(&options)?;
+    options.context(&model)?;
     let name = model.checkpoint().map_or("unregistered dimensions", |c| c.id);
-    print(&format!(
-        "{name}, {} weights, {} layers, backend {}\n",
-        model.scheme.name(),
-        model.spec().layers,
-        args.model.backend.name()
-    ))?;
-    let mut prepared = args.model.prepare(&model)?;
-    let mut rig = Rig::new(Subject {
-        model: Arc::clone(&model),
-        make: &mut prepared.make,
-        reproducibility: args.model.backend.reproducibility(),
-        bound: args.bound,
-        threads: args.model.threads(),
-        seed: args.seed,
-    });
+    let counterpart = args.counterpart(&model)?;
     let wanted = |gate: &&Gate| args.gate.as_ref().is_none_or(|part| gate.name.contains(part));
-    let mut gates = Vec::new();
-    let mut failed = Vec::new();
-    for gate in GATES.iter().filter(wanted) {
-        let started = Instant::now();
-        let finding = (gate.run)(&mut rig).with_context(|| gate.name)?;
-        let seconds = started.elapsed().as_secs_f64();
-        print(&row(gate, &finding, seconds))?;
-        if !finding.holds() {
-            failed.push(gate.name);
-        }
-        gates.push(record(gate, &finding, seconds));
-    }
+    let against = counterpart.is_some().then_some(&AGAINST_BF16);
+    let gates: Vec<&Gate> = GATES.iter().chain(against).filter(wanted).collect();
     if gates.is_empty() {
         return Err(wrong_usage("--gate: expected part of a gate's name, found none that matches"));
+    }
+    print(&format!(
+        "{name}, {} weights, {} layers, {} KV\n",
+        model.scheme.name(),
+        model.spec().layers,
+        args.kv.name(),
+    ))?;
+    let (backends, all) = match args.backend {
+        Checked::One(backend) => (vec![backend], false),
+        Checked::All => (BackendName::built_in(), true),
+    };
+    let mut failed = Vec::new();
+    let mut records = Vec::new();
+    for backend in backends {
+        let before = failed.len();
+        let mut record = match Check::new(&args, &model, counterpart.as_ref(), backend) {
+            Ok(check) => {
+                let record = check.run(&gates, &mut failed)?;
+                args.note(backend, failed.len() == before)?;
+                record
+            }
+            // What nobody asked for by name may be absent.
+            Err(BackendError::Unavailable(why)) if all => {
+                print(&format!("\nbackend {}: not run: {why}\n", backend.name()))?;
+                json!({"ran": false, "why": why})
+            }
+            Err(error) => {
+                print(&format!("\nbackend {}: FAILS: {error}\n", backend.name()))?;
+                failed.push(backend.name().to_string());
+                json!({"ran": false, "why": error.to_string()})
+            }
+        };
+        record["backend"] = backend.name().into();
+        records.push(record);
     }
     if let Some(path) = &args.json {
         let record = json!({
             "kind": "verify",
             "made": machine::provenance(),
             "checkpoint": name,
+            "weights": if args.synthetic.synthetic.is_some() { "synthetic" } else { "checkpoint's" },
             "scheme": model.scheme.name(),
             "origin": origin(&model),
             "layers": model.spec().layers,
-            "backend": args.model.backend.name(),
+            "kv": args.kv.name(),
             "held": failed.is_empty(),
-            "gates": gates,
+            "backends": records,
         });
         let text = serde_json::to_string_pretty(&record)?;
         std::fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
     }
-    if args.gate.is_none()
-        && args.synthetic.synthetic.is_none()
-        && let Some(file) = Reference::parse(args.model.model.as_deref())?.kept()
-    {
-        gates::note(&file, args.model.backend.name(), failed.is_empty())?;
-    }
     if !failed.is_empty() {
-        bail!("{} of {} gates do not hold: {}", failed.len(), gates.len(), failed.join(", "));
+        bail!("{} failed: {}", failed.len(), failed.join(", "));
     }
-    print("all gates hold\n")
+    print("\nall gates hold\n")
 }
 
-fn row(gate: &Gate, finding: &Finding, seconds: f64) -> String {
+impl Args {
+    fn options(&self, backend: BackendName) -> ModelOptions {
+        ModelOptions {
+            model: self.model.clone(),
+            backend,
+            threads: self.threads,
+            device: self.device,
+            deterministic: self.deterministic,
+            ctx: self.ctx,
+            kv: self.kv,
+        }
+    }
+
+    /// Keeps beside kipp's own file of a model what all gates said of it.
+    fn note(&self, backend: BackendName, held: bool) -> Result<()> {
+        if self.gate.is_none()
+            && self.synthetic.synthetic.is_none()
+            && let Some(file) = Reference::parse(self.model.as_deref())?.kept()
+        {
+            gates::note(&file, backend.name(), held)?;
+        }
+        Ok(())
+    }
+
+    /// The same checkpoint in bf16, where it is at hand and fits into memory beside the other.
+    fn counterpart(&self, model: &Model) -> Result<Option<Arc<Model>>> {
+        if model.scheme == Scheme::Bf16 {
+            return Ok(None);
+        }
+        if self.synthetic.synthetic.is_some() {
+            let tensors = layout::tensors(model.spec(), Scheme::Bf16, Scheme::Bf16);
+            let needed: u64 = tensors.iter().map(|tensor| tensor.bytes() as u64).sum();
+            let fits = machine::available_memory().is_none_or(|free| needed < free / 2);
+            let exact = SyntheticOptions { scheme: "bf16".into(), ..self.synthetic.clone() };
+            return fits.then(|| exact.open_or(&self.options(BackendName::Cpu))).transpose();
+        }
+        let bf16 = |checkpoint| Reference::Registered(checkpoint, Some(Scheme::Bf16)).open().ok();
+        Ok(model.checkpoint().and_then(bf16))
+    }
+}
+
+/// One backend under check.
+struct Check<'a> {
+    args: &'a Args,
+    backend: BackendName,
+    model: &'a Arc<Model>,
+    counterpart: Option<&'a Arc<Model>>,
+    make: Maker,
+}
+
+impl<'a> Check<'a> {
+    fn new(
+        args: &'a Args,
+        model: &'a Arc<Model>,
+        counterpart: Option<&'a Arc<Model>>,
+        backend: BackendName,
+    ) -> Result<Self, BackendError> {
+        let make = args.options(backend).prepare(model)?.make;
+        Ok(Check { args, backend, model, counterpart, make })
+    }
+
+    /// Runs the gates one after the other; those that fail are added to `failed`. A gate that cannot be
+    /// run to its end has failed, and the next one is run.
+    fn run(mut self, gates: &[&Gate], failed: &mut Vec<String>) -> Result<Value> {
+        print(&format!("\nbackend {}\n", self.backend.name()))?;
+        let args = self.args;
+        let mut rig = Rig::new(Subject {
+            model: Arc::clone(self.model),
+            make: &mut self.make,
+            reproducibility: self.backend.reproducibility(),
+            bound: args.bound,
+            threads: args.options(self.backend).threads(),
+            seed: args.seed,
+        });
+        rig = rig.with_kv(args.kv.kind());
+        if let Some(ctx) = args.ctx {
+            rig = rig.with_longest(ctx);
+        }
+        if let Some(exact) = self.counterpart {
+            rig = rig.with_counterpart(Arc::clone(exact));
+        }
+        let mut records = Vec::new();
+        for gate in gates {
+            let started = Instant::now();
+            let found = (gate.run)(&mut rig);
+            let seconds = started.elapsed().as_secs_f64();
+            print(&row(gate, &found, seconds))?;
+            if !found.as_ref().is_ok_and(Finding::holds) {
+                failed.push(format!("{} on {}", gate.name, self.backend.name()));
+            }
+            records.push(record(gate, &found, seconds));
+        }
+        // No backend tells yet which kernels it used.
+        Ok(json!({"ran": true, "longest": rig.longest(), "kernels": [], "gates": records}))
+    }
+}
+
+fn row(gate: &Gate, found: &Result<Finding, BackendError>, seconds: f64) -> String {
+    let finding = match found {
+        Ok(finding) => finding,
+        Err(error) => {
+            let error = error.to_string();
+            return format!("FAILS  {:<14} {error}  {seconds:>6.2} s  {}\n", gate.name, gate.shows);
+        }
+    };
     let verdict = if finding.holds() { "holds" } else { "FAILS" };
     let comparison = if finding.holds() { "<=" } else { "> " };
     let mut row = format!(
@@ -114,15 +273,37 @@ fn row(gate: &Gate, finding: &Finding, seconds: f64) -> String {
     row
 }
 
-fn record(gate: &Gate, finding: &Finding, seconds: f64) -> Value {
-    json!({
-        "gate": gate.name,
-        "shows": gate.shows,
-        "holds": finding.holds(),
-        "figure": finding.figure,
-        "bound": finding.bound,
-        "unit": finding.unit.to_string(),
-        "worst": finding.detail,
-        "seconds": seconds,
-    })
+fn record(gate: &Gate, found: &Result<Finding, BackendError>, seconds: f64) -> Value {
+    let mut record = json!({"gate": gate.name, "shows": gate.shows, "seconds": seconds});
+    match found {
+        Ok(finding) => {
+            record["holds"] = finding.holds().into();
+            record["figure"] = finding.figure.into();
+            record["bound"] = finding.bound.into();
+            record["unit"] = finding.unit.to_string().into();
+            record["worst"] = finding.detail.clone().into();
+        }
+        Err(error) => {
+            record["holds"] = false.into();
+            record["error"] = error.to_string().into();
+        }
+    }
+    record
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_that_cannot_be_run_is_a_failure_like_any_other() {
+        let found = Err(BackendError::Device("no answer".into()));
+        let row = row(&GATES[0], &found, 1.0);
+        assert!(row.starts_with("FAILS  logits") && row.contains("device: no answer"), "{row}");
+        let record = record(&GATES[0], &found, 1.0);
+        assert_eq!(
+            (&record["holds"], &record["error"]),
+            (&json!(false), &json!("device: no answer"))
+        );
+    }
 }

@@ -100,7 +100,7 @@ impl From<SubmitError> for ApiError {
                 let param = message.split_once(':').map(|(field, _)| field.to_owned());
                 ApiError { param, code, ..Self::invalid(message) }
             }
-            SubmitError::Busy(_) | SubmitError::Stopped => {
+            SubmitError::Busy(_) | SubmitError::Stopped | SubmitError::Dead(_) => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
             }
         }

@@ -155,8 +155,12 @@ pub fn error_response(error: &ApiError, path: &str) -> Response {
 }
 
 async fn health(State(app): State<Arc<App>>, uri: Uri) -> Response {
-    match app.engine() {
-        Ok(_) => json_body(&json!({"status": "ok"})),
+    let well = app.engine().and_then(|engine| {
+        let dead = |why| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why);
+        engine.service.health().map_err(dead)
+    });
+    match well {
+        Ok(()) => json_body(&json!({"status": "ok"})),
         Err(error) => error_response(&error, uri.path()),
     }
 }

@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use engine::scripted::Script;
-use engine::{Backend, Engine, Limits, Scripted, Service, Settings};
+use engine::speculation::Ngram;
+use engine::{Backend, Engine, Limits, Scripted, Service, Settings, Speculation};
 use model::Variant;
 use serde_json::Value;
 use server::{Card, Config, Ended, Loaded, Server};
@@ -28,6 +29,8 @@ pub struct Setup {
     pub places: usize,
     /// What stands between the engine and the script.
     pub wrap: fn(Scripted) -> Box<dyn Backend>,
+    /// Whether drafts from the text are checked, seven tokens each.
+    pub speculate: bool,
     /// Whether to wait until it is ready.
     pub ready: bool,
     pub config: Config,
@@ -42,6 +45,7 @@ impl Default for Setup {
             max_running: 16,
             places: 256,
             wrap: |backend| Box::new(backend),
+            speculate: false,
             ready: true,
             config: Config {
                 address: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -80,7 +84,9 @@ pub fn serve(script: Box<Script>) -> Running {
 }
 
 pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
-    let Setup { variant, tokenizer, blocks, max_running, places, wrap, ready, config } = setup;
+    let Setup {
+        variant, tokenizer, blocks, max_running, places, wrap, speculate, ready, config
+    } = setup;
     let server = Server::bind(config).expect("bind");
     let address = server.address().expect("address");
     let (stop, stopped) = oneshot::channel();
@@ -90,7 +96,10 @@ pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
         let limits = Limits { tokens: 512, rows: 64, blocks, context: CONTEXT, vocab, queue: 1 };
         let backend = wrap(Scripted::new(limits, script));
         let settings = Settings { max_running, token_budget: 512, context: CONTEXT };
-        let engine = Engine::new(backend, vocabulary, settings);
+        let mut engine = Engine::new(backend, vocabulary, settings);
+        if speculate {
+            engine.speculate(Speculation::new(Box::<Ngram>::default()).always(7));
+        }
         let (service, _) = Service::spawn(engine, places).map_err(|error| error.to_string())?;
         let stops = variant.stops().iter().map(|&marker| vocabulary.id(marker)).collect();
         let card = Card { id: "scripted".into(), alias: None, variant, tokenizer, stops };
