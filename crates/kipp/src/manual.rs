@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::{Arg, Command, CommandFactory};
 
-use engine::conformance::GATES;
+use engine::conformance::{AGAINST_BF16, GATES};
 
 use crate::Cli;
 use crate::output::print;
@@ -44,7 +44,7 @@ fn markdown(cli: &Command) -> String {
         section(command, &mut text);
     }
     text += "\n## The gates\n\nWhat `kipp verify` runs, in this order.\n\n| gate | what must hold |\n|---|---|\n";
-    for gate in GATES {
+    for gate in GATES.iter().chain([&AGAINST_BF16]) {
         // Writing to a string cannot fail, here and below.
         let _ = writeln!(text, "| `{}` | {} |", gate.name, gate.shows);
     }

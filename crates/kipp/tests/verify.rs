@@ -71,7 +71,7 @@ fn wrong_usage_is_told() {
     let args = ["verify", "--ctx", "4096"];
     assert!(stderr(&run(&args)).contains("--ctx: expected 1 to 2048"), "{}", stderr(&run(&args)));
     let output = run(&["verify", "--gate", "nothing"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("--gate: expected"), "{}", stderr(&output));
     let output = run(&["generate", "--prompt", "a", "--spec", "draft"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
