@@ -199,6 +199,36 @@ fn every_kind_of_request_gets_the_tokens_of_plain_decoding() {
     }
 }
 
+#[test]
+fn cancelling_and_readers_that_leave_free_everything_at_any_moment() {
+    for (steps, queue) in (0..8).flat_map(|steps| [(steps, 1), (steps, 2)]) {
+        let settings = Settings { max_running: 4, token_budget: 64, context: 2048 };
+        let mut engine = Engine::new(scripted(30, queue), Vocabulary::tiny(), settings);
+        let answers = (0..4).map(|i| {
+            let mut text = prompt(i, 20);
+            (0..80).for_each(|_| text.push(digest(&text)));
+            text
+        });
+        let drafter = Planted { answers: answers.collect(), wrong: 5, rolls: 0 };
+        engine.speculate(Speculation::new(Box::new(drafter)).always(9));
+        let mut asked = Vec::new();
+        for i in 0..4 {
+            let (sink, events) = sync_channel(1000);
+            let request = Request::new(prompt(i, 20), Box::new(sink));
+            asked.push((engine.submit(request).expect("accepted"), events));
+        }
+        (0..steps).for_each(|_| assert!(engine.step().expect("step")));
+        for (i, (id, events)) in asked.into_iter().enumerate() {
+            if i % 2 == 0 { engine.cancel(id) } else { drop(events) }
+        }
+        for _ in 0..3 {
+            engine.step().expect("step");
+        }
+        assert!(engine.is_idle(), "after {steps} steps");
+        assert_eq!(engine.load().blocks_held, 0, "after {steps} steps");
+    }
+}
+
 /// Repetitive text: the script says the same twenty tokens over and over.
 fn repeating(context: &[u32]) -> Option<u32> {
     Some(1000 + context.len() as u32 % 20)
