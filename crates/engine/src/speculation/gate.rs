@@ -69,12 +69,17 @@ pub struct Gate {
     /// Rate of drafting steps over plain ones, lately. Only asked where drafting costs the overlap of
     /// host and device.
     worth: f64,
+    /// What a step with the gate closed adds to that, so that it is tried again.
+    hope: f64,
 }
+
+/// The most and the least hope: the gate is tried again after some ten or some hundred steps.
+const HOPE: (f64, f64) = (5e-3, 2e-4);
 
 impl Gate {
     /// A gate that has measured nothing and is open.
     pub fn new() -> Self {
-        Gate { plain: Costs::default(), drafting: Costs::default(), worth: 2.0 }
+        Gate { plain: Costs::default(), drafting: Costs::default(), worth: 2.0, hope: HOPE.0 }
     }
 
     /// The length of drafts, at most, that makes the next step of `sequences` requests yield the most
@@ -101,7 +106,12 @@ impl Gate {
         }
         self.worth += 0.25 * (best.1 / plain_rate - self.worth);
         if best.1 > plain_rate {
+            self.hope = HOPE.0;
             return best.0;
+        }
+        if !self.is_open() {
+            self.worth = self.worth.min(0.95);
+            self.hope = (self.hope / 2.0).max(HOPE.1);
         }
         if !offers.is_empty() {
             self.drafting.doubt();
@@ -117,7 +127,7 @@ impl Gate {
 
     /// A step went by with the gate closed.
     pub fn wait(&mut self) {
-        self.worth += 0.005;
+        self.worth += self.hope;
     }
 
     /// What a step of this many tokens took; `drafting` if it had drafts or waited to have some.
