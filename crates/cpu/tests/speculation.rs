@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use cpu::{Cpu, Options};
+use cpu::{Cpu, CpuModel, Options};
 use engine::philox::philox;
 use engine::speculation::{DraftModel, Drafter, Ngram, Speculation};
 use engine::{Backend, Engine, Event, KvConfig, KvKind, Load, Request, SamplingParams, Settings};
@@ -15,7 +15,8 @@ const ANSWER: usize = 40;
 fn backend(model: &Arc<Model>) -> Box<dyn Backend> {
     let kv = KvConfig { blocks: 300, kind: KvKind::Bf16 };
     let options = Options { threads: 2, ..Options::default() };
-    Box::new(Cpu::new(Arc::clone(model), kv, options, &mut |_, _| ()).expect("a backend"))
+    let packed = CpuModel::load(Arc::clone(model), options, &mut |_, _| ()).expect("packed");
+    Box::new(Cpu::new(&packed, kv).expect("a backend"))
 }
 
 /// Prompts of the goldens' kinds: beginnings of stories, turns of a conversation, tokens of any

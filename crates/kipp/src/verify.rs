@@ -11,7 +11,7 @@ use engine::conformance::{AGAINST_BF16, Finding, GATES, Gate, Rig, Subject};
 use model::{Model, Scheme, layout};
 use serde_json::{Value, json};
 
-use crate::backends::{BackendName, Maker};
+use crate::backends::{BackendName, Prepared};
 use crate::gates;
 use crate::machine;
 use crate::options::{KvName, ModelOptions, SyntheticOptions, parse_size};
@@ -199,7 +199,7 @@ struct Check<'a> {
     backend: BackendName,
     model: &'a Arc<Model>,
     counterpart: Option<&'a Arc<Model>>,
-    make: Maker,
+    prepared: Prepared,
 }
 
 impl<'a> Check<'a> {
@@ -209,8 +209,8 @@ impl<'a> Check<'a> {
         counterpart: Option<&'a Arc<Model>>,
         backend: BackendName,
     ) -> Result<Self, BackendError> {
-        let make = args.options(backend).prepare(model)?.make;
-        Ok(Check { args, backend, model, counterpart, make })
+        let prepared = args.options(backend).prepare(model)?;
+        Ok(Check { args, backend, model, counterpart, prepared })
     }
 
     /// Runs the gates one after the other; those that fail are added to `failed`. A gate that cannot be
@@ -220,7 +220,7 @@ impl<'a> Check<'a> {
         let args = self.args;
         let mut rig = Rig::new(Subject {
             model: Arc::clone(self.model),
-            make: &mut self.make,
+            make: &mut self.prepared.make,
             reproducibility: self.backend.reproducibility(),
             bound: args.bound,
             threads: args.options(self.backend).threads(),

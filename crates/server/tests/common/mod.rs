@@ -84,9 +84,8 @@ pub fn serve(script: Box<Script>) -> Running {
 }
 
 pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
-    let Setup {
-        variant, tokenizer, blocks, max_running, places, wrap, speculate, ready, config
-    } = setup;
+    let Setup { variant, tokenizer, blocks, max_running, places, wrap, speculate, ready, config } =
+        setup;
     let server = Server::bind(config).expect("bind");
     let address = server.address().expect("address");
     let (stop, stopped) = oneshot::channel();
