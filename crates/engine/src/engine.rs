@@ -15,6 +15,7 @@ use crate::backend::{Backend, BackendError, Limits};
 use crate::batch::{BLOCK, Batch, Output};
 use crate::job::{Job, Room};
 use crate::kv::KvPool;
+use crate::load::Load;
 use crate::request::{Bounds, FinishReason, Refusal, Request};
 use crate::speculation::Speculation;
 
@@ -32,31 +33,6 @@ pub struct Settings {
 /// Names a request to [`Engine::cancel`]; later requests have larger ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub(crate) u64);
-
-/// How full the engine is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
-    /// Requests being evaluated.
-    pub running: usize,
-    /// Requests waiting for a place or for blocks.
-    pub waiting: usize,
-    /// KV blocks that running requests hold.
-    pub blocks_held: usize,
-    /// KV blocks in all.
-    pub blocks: usize,
-    /// Times a request had to give its blocks back.
-    pub preemptions: u64,
-    /// Prompt tokens looked up in the prefix cache.
-    pub prefix_queries: u64,
-    /// Prompt tokens found there.
-    pub prefix_hits: u64,
-    /// Forward passes.
-    pub steps: u64,
-    /// Tokens that were drafted and checked.
-    pub drafted: u64,
-    /// How many of those were right.
-    pub accepted: u64,
-}
 
 /// Runs requests on one backend. Drive it with [`Engine::step`] from one thread.
 pub struct Engine {

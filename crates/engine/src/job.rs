@@ -1,10 +1,12 @@
 //! A request on its way through the engine: its tokens, its text and what it still has to deliver.
 
+mod choices;
+mod delivery;
 mod drafts;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use model::Vocabulary;
 use text::{Decoder, StopStrings};
@@ -12,14 +14,11 @@ use text::{Decoder, StopStrings};
 use crate::batch::{Answer, Batch, Choice, Output, Row, Want};
 use crate::engine::RequestId;
 use crate::kv::{Exhausted, KvPool};
-use crate::request::{Event, FinishReason, Finished, Request, SinkError, Timings, Token, Usage};
+use crate::request::{Event, FinishReason, Request, Token, Usage};
 use crate::sampling::Sample;
 use crate::sequence::Sequence;
 
 pub use drafts::Verified;
-
-/// How long a reader may leave events lying before its blocks and its place go to those who wait for some.
-const PATIENCE: Duration = Duration::from_millis(200);
 
 /// See the module.
 pub struct Job {
@@ -156,27 +155,6 @@ impl Job {
         self.stage == Stage::Preempted
     }
 
-    /// Makes it wait until `leader` has read the prompt that both begin with. A prompt that is to be
-    /// scored is read for its own sake.
-    pub fn follow(&mut self, leader: RequestId) {
-        self.leader = (!self.request.score_prompt).then_some(leader);
-    }
-
-    /// Whom it waits for.
-    pub fn leader(&self) -> Option<RequestId> {
-        self.leader
-    }
-
-    /// Waits for nobody any more.
-    pub fn go_alone(&mut self) {
-        self.leader = None;
-    }
-
-    /// Whether its reader has left events lying for longer than a busy reader would.
-    pub fn is_behind(&self) -> bool {
-        self.behind.is_some_and(|since| since.elapsed() >= PATIENCE)
-    }
-
     /// Counts so far.
     pub fn usage(&self) -> Usage {
         self.usage
@@ -250,23 +228,6 @@ impl Job {
         let draws = self.sequence.pending() == 0 && self.request.max_tokens > 0;
         let last = draws.then_some(first + count - 1);
         Ok(self.plan(batch, number, count, first_row, last))
-    }
-
-    /// Whether the last batch ends its prompt: its first token is being drawn.
-    pub fn draws_first(&self) -> bool {
-        let mut draws = self.planned.iter().filter(|planned| planned.draws);
-        self.usage.generated == 0 && draws.next().is_some() && draws.next().is_none()
-    }
-
-    /// Starts it where `leader` is at the end of the prompt: shares the leader's blocks, and draws its own
-    /// first token from the row's distribution that the leader, the last in the batch, draws from.
-    pub fn fork(&mut self, leader: &Job, pool: &mut KvPool, batch: &mut Batch, number: u64) {
-        let Some(token) = batch.rows.last().map(|row| row.token) else { return };
-        self.go_alone();
-        self.sequence = leader.sequence.fork(pool);
-        self.admit();
-        self.usage.cached = leader.usage.cached;
-        self.plan(batch, number, 0, batch.rows.len(), Some(token));
     }
 
     /// Adds the row that draws, if there is to be one, and notes what the batch holds.
@@ -398,69 +359,5 @@ impl Job {
         } else if self.usage.generated == self.request.max_tokens {
             self.finish(FinishReason::Length);
         }
-    }
-
-    /// Ends the job; text that was held back leaves with the last event.
-    pub fn finish(&mut self, mut reason: FinishReason) {
-        if self.is_over() {
-            return;
-        }
-        let mut text = String::new();
-        if self.stopped.is_none() {
-            let mut decoded = String::new();
-            self.decoder.finish(&mut decoded);
-            self.stopped = self.stops.push(&decoded, &mut text).map(str::to_owned);
-            if self.stopped.is_none() {
-                self.stopped = self.stops.finish(&mut text).map(str::to_owned);
-            }
-            // A stop text that gave way to an earlier beginning counts, now that nothing follows.
-            if self.stopped.is_some() && reason == FinishReason::Length {
-                reason = FinishReason::Stop;
-            }
-        }
-        let between = |a: Option<Instant>, b: Option<Instant>| match (a, b) {
-            (Some(a), Some(b)) => b.saturating_duration_since(a),
-            _ => Default::default(),
-        };
-        let timings = Timings {
-            queued: between(Some(self.submitted), self.admitted),
-            prefill: between(self.admitted, self.first_token),
-            decode: between(self.first_token, self.last_token),
-        };
-        self.outbox.push_back(Event::Finished(Finished {
-            reason,
-            text,
-            stop_text: self.stopped.take(),
-            usage: self.usage,
-            timings,
-        }));
-        self.stage = Stage::Over;
-    }
-
-    /// Hands events to the sink as far as it takes them, and notices a deadline or a reader that left.
-    pub fn deliver(&mut self, now: Instant) {
-        if self.request.sink.is_closed() {
-            self.stage = Stage::Over;
-            self.outbox.clear();
-            return;
-        }
-        if self.request.deadline.is_some_and(|deadline| now >= deadline) {
-            self.finish(FinishReason::Deadline);
-        }
-        while let Some(event) = self.outbox.pop_front() {
-            match self.request.sink.send(event) {
-                Ok(()) => {}
-                Err(SinkError::Full(event)) => {
-                    self.outbox.push_front(*event);
-                    self.behind.get_or_insert(now);
-                    return;
-                }
-                Err(SinkError::Closed) => {
-                    self.stage = Stage::Over;
-                    self.outbox.clear();
-                }
-            }
-        }
-        self.behind = None;
     }
 }

@@ -8,6 +8,7 @@ pub mod conformance;
 pub mod engine;
 mod job;
 pub mod kv;
+mod load;
 pub mod oracle;
 pub mod perplexity;
 pub mod philox;
@@ -21,8 +22,9 @@ pub mod speculation;
 
 pub use backend::{Backend, BackendError, KvConfig, KvKind, Limits};
 pub use batch::{Answer, Batch, Choice, Input, Output, Row, Want};
-pub use engine::{Engine, Load, RequestId, Settings};
+pub use engine::{Engine, RequestId, Settings};
 pub use kv::KvPool;
+pub use load::Load;
 pub use oracle::Oracle;
 pub use request::{Bounds, Event, FinishReason, Finished, Refusal, Request};
 pub use sampling::{Sample, Sampler, SamplingParams};

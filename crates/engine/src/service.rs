@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::engine::{Engine, Load};
+use crate::engine::Engine;
+use crate::load::Load;
 use crate::request::{Bounds, Event, Refusal, Request, Sink, SinkError};
 
 /// How often readers that do not keep up are looked at.
