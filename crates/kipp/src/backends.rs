@@ -87,6 +87,9 @@ impl BackendName {
         if cfg!(feature = "cuda") {
             names.push(BackendName::Cuda);
         }
+        if cfg!(all(feature = "metal", target_os = "macos")) {
+            names.push(BackendName::Metal);
+        }
         names
     }
 
