@@ -67,7 +67,9 @@ impl Reference {
             {
                 Model::builtin()?
             }
-            Reference::Registered(checkpoint, Some(scheme)) if checkpoint.id == BUILTIN => {
+            Reference::Registered(checkpoint, Some(scheme))
+                if checkpoint.id == BUILTIN && self.kept().is_none() =>
+            {
                 Model::builtin()?.requantised(*scheme)?
             }
             Reference::Registered(checkpoint, scheme) => Model::open(&find(checkpoint, *scheme)?)?,

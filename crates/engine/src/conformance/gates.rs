@@ -349,8 +349,11 @@ fn kv_q8_0(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
 fn scheme_bound(scheme: Scheme) -> f64 {
     match scheme {
         Scheme::Bf16 => 0.0,
+        Scheme::F16 => 1e-4,
         Scheme::Q8_0 => 2e-3,
-        Scheme::Q4_1 => 0.2,
+        Scheme::Q6K => 1e-2,
+        Scheme::Q5K => 5e-2,
+        Scheme::Q4K | Scheme::Q4_1 => 0.2,
         Scheme::Q4_0 => 0.3,
     }
 }
