@@ -42,25 +42,45 @@ __device__ __forceinline__ void append(const Heads& h, const Cache& cache, int s
     }
 }
 
-// Row `head` of QKV of one token; `turn` is the cos and sin of this lane's two pairs.
-__device__ __forceinline__ void place_head(const Heads& h, int head, int token, int slot, int lane, float2 low, float2 high, float4 turn) {
-    if (head >= h.heads + KV_HEADS) {
-        append(h, h.values, slot, head - h.heads - KV_HEADS, lane, low, high);
-        return;
+// The norm weights of this lane's elements of row `head` of QKV.
+__device__ __forceinline__ void head_norm(const Heads& h, int head, int lane, float2 (&weight)[2]) {
+    const float2* from = reinterpret_cast<const float2*>(head < h.heads ? h.q_norm : h.k_norm);
+    weight[0] = from[lane], weight[1] = from[lane + 32];
+}
+
+// Row `head` of QKV of N tokens from `token` on, those before `tokens`, side by side since each is a chain of steps; `turn` is the cos and
+// sin of this lane's two pairs.
+template <int N>
+__device__ __forceinline__ void place_heads(const Heads& h, int head, int token, int tokens, const int (&slot)[N], int lane, float2 (&low)[N],
+                                            float2 (&high)[N], const float2 (&weight)[2], const float4 (&turn)[N]) {
+    if (head < h.heads + KV_HEADS) {
+        float squares[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) squares[i] = low[i].x * low[i].x + low[i].y * low[i].y + high[i].x * high[i].x + high[i].y * high[i].y;
+#pragma unroll
+        for (int mask = 16; mask > 0; mask >>= 1) {
+#pragma unroll
+            for (int i = 0; i < N; i++) squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], mask);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float factor = rsqrtf(squares[i] / HEAD + EPSILON);
+            float2 a = make_float2(low[i].x * factor * weight[0].x, low[i].y * factor * weight[0].y);
+            float2 b = make_float2(high[i].x * factor * weight[1].x, high[i].y * factor * weight[1].y);
+            low[i] = make_float2(a.x * turn[i].x - b.x * turn[i].y, a.y * turn[i].z - b.y * turn[i].w);
+            high[i] = make_float2(b.x * turn[i].x + a.x * turn[i].y, b.y * turn[i].z + a.y * turn[i].w);
+        }
     }
-    float squares = warp_sum(low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y);
-    float factor = rsqrtf(squares / HEAD + EPSILON);
-    const float2* weight = reinterpret_cast<const float2*>(head < h.heads ? h.q_norm : h.k_norm);
-    float2 w0 = weight[lane], w1 = weight[lane + 32];
-    low = make_float2(low.x * factor * w0.x, low.y * factor * w0.y);
-    high = make_float2(high.x * factor * w1.x, high.y * factor * w1.y);
-    float2 a = make_float2(low.x * turn.x - high.x * turn.y, low.y * turn.z - high.y * turn.w);
-    float2 b = make_float2(high.x * turn.x + low.x * turn.y, high.y * turn.z + low.y * turn.w);
-    if (head < h.heads) {
-        uint32_t* to = reinterpret_cast<uint32_t*>(h.q + (size_t(token) * h.heads + head) * HEAD) + lane;
-        to[0] = pack(a.x, a.y);
-        to[32] = pack(b.x, b.y);
-    } else {
-        append(h, h.keys, slot, head - h.heads, lane, a, b);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (token + i >= tokens) break;
+        if (head < h.heads) {
+            uint32_t* to = reinterpret_cast<uint32_t*>(h.q + (size_t(token + i) * h.heads + head) * HEAD) + lane;
+            to[0] = pack(low[i].x, low[i].y);
+            to[32] = pack(high[i].x, high[i].y);
+        } else {
+            bool key = head < h.heads + KV_HEADS;
+            append(h, key ? h.keys : h.values, slot[i], (head - h.heads) % KV_HEADS, lane, low[i], high[i]);
+        }
     }
 }

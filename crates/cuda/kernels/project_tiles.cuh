@@ -186,37 +186,52 @@ struct Expander {
 // Pieces take turns of two buffers, and one barrier a piece is enough: who writes a buffer has passed the barrier of the piece after
 // the one that was in it. `slot` is that of token `lane` of those 32 or fewer that this warp places in a tile.
 template <int WIDTH>
-__device__ __forceinline__ void finish_heads(const Heads& h, const Shape& s, const float (&sum)[WIDTH / 2], uint32_t staging, int& turn, int row0,
+__device__ __forceinline__ void finish_heads(const Heads& h, const Shape& s, const float (&sum)[WIDTH / 2], uint32_t staging, int& buffers, int row0,
                                              int token0, int slot) {
-    int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int p = 0; p < WIDTH / PIECE; p++) {
+    constexpr int EACH = PIECE / 8;
+    int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, head = row0 / HEAD;
+    float2 weight[2];
+    head_norm(h, head, lane, weight);
+#pragma unroll 1
+    for (int p = 0; p < WIDTH / PIECE; p++) {  // in a loop: eight copies of what follows do not fit the instruction cache
         if (token0 + p * PIECE >= s.tokens) break;
-        uint32_t buffer = staging + turn * (STAGING / 2);
-        turn ^= 1;
-        int own = warp * 4;  // tokens of the piece
-        float4 rotation[4];
+        // 16-byte pieces of a token's 512 lie at their number ^ token % 8: all banks are hit on the way in and out.
+        uint32_t buffer = staging + buffers * (STAGING / 2);
+        uint32_t in = buffer + 2 * t * 512 + (((group * 16 + warp % 4 * 4 + g / 4) ^ 2 * t) << 4) + g % 4 * 4;
+        uint32_t out = buffer + warp * (EACH * 512) + ((lane / 2 ^ warp % 2 * 4) << 4) + lane % 2 * 8;
+        buffers ^= 1;
+        int own = token0 + p * PIECE + warp * EACH;  // first of this warp's tokens
+        float4 turn[EACH / 2][2];
+        auto fetch = [&](int pair) {
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            rotation[i] = reinterpret_cast<const float4*>(h.rotations + size_t(min(token0 + p * PIECE + own + i, s.tokens - 1)) * (HEAD / 2))[lane];
+            for (int i = 0; i < 2; i++)
+                turn[pair / 2][i] = reinterpret_cast<const float4*>(h.rotations + size_t(min(own + pair + i, s.tokens - 1)) * (HEAD / 2))[lane];
+        };
+        fetch(0);
 #pragma unroll
-        for (int i = 0; i < PIECE / 2; i++) {
-            int c = i % 4, token = i / 4 * 8 + 2 * t + c % 2, row = group * 64 + warp % 4 * 16 + c / 2 * 8 + g;
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(buffer + token * 512 + ((row / 4 ^ (token & 7)) << 4) + row % 4 * 4),
-                         "f"(sum[p * (PIECE / 2) + i])
-                         : "memory");
+        for (int q = 0; q < WIDTH / PIECE; q++) {
+            if (q != p) continue;  // registers have no index
+#pragma unroll
+            for (int i = 0; i < PIECE / 2; i++) {  // token 8 (i / 4) + 2 t + i % 2, row + 8 (i / 2 % 2)
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"((in ^ (i % 4) % 2 << 4 ^ (i % 4) / 2 << 5) + (i / 4 * 8 + i % 2) * 512),
+                             "f"(sum[q * (PIECE / 2) + i])
+                             : "memory");
+            }
         }
+        fetch(2);  // into registers that the sums have left
         asm volatile("bar.sync 1, 256;" ::: "memory");
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int token = own + i;
-            uint32_t at = buffer + token * 512 + ((lane / 2 ^ (token & 7)) << 4) + lane % 2 * 8;
-            float2 low, high;
-            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(low.x), "=f"(low.y) : "r"(at) : "memory");
-            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(high.x), "=f"(high.y) : "r"(at + 256) : "memory");
-            int its_slot = __shfl_sync(0xffffffffu, slot, p * 4 + i);
-            if (token0 + p * PIECE + token < s.tokens)
-                place_head(h, row0 / HEAD, token0 + p * PIECE + token, its_slot, lane, low, high, rotation[i]);
+        for (int pair = 0; pair < EACH; pair += 2) {  // four at once do not fit the registers
+            float2 low[2], high[2];
+            int slots[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t at = (out ^ (pair + i) << 4) + (pair + i) * 512;
+                asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(low[i].x), "=f"(low[i].y) : "r"(at) : "memory");
+                asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(high[i].x), "=f"(high[i].y) : "r"(at + 256) : "memory");
+                slots[i] = __shfl_sync(0xffffffffu, slot, p * EACH + pair + i);
+            }
+            place_heads<2>(h, head, own + pair, s.tokens, slots, lane, low, high, weight, turn[pair / 2]);
         }
     }
 }
@@ -256,15 +271,13 @@ __device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, co
         for (int p = 0; p < WIDTH / PIECE; p++) {
             if (token0 + p * PIECE >= s.tokens) break;
             uint32_t buffer = staging + p % 2 * (STAGING / 4);
+            uint32_t in = buffer + warp / 2 * (STAGING / 8) + 2 * t * 128 + (((warp % 2 * 4 + g / 4) ^ 2 * t) << 4) + g % 4 * 4;
             if (tid == 0) boxes_read<1>();
             meet();
 #pragma unroll
-            for (int i = 0; i < PIECE / 2; i++) {
-                int c = i % 4, token = i / 4 * 8 + 2 * t + c % 2, piece = warp % 2 * 4 + c / 2 * 2 + g / 4;
-                float y = sum[p * (PIECE / 2) + i];
-                y *= s.factor;
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(buffer + warp / 2 * (STAGING / 8) + token * 128 + ((piece ^ (token & 7)) << 4) + g % 4 * 4),
-                             "f"(y)
+            for (int i = 0; i < PIECE / 2; i++) {  // token 8 (i / 4) + 2 t + i % 2, row + 8 (i / 2 % 2)
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"((in ^ (i % 4) % 2 << 4 ^ (i % 4) / 2 << 5) + (i / 4 * 8 + i % 2) * 128),
+                             "f"(sum[p * (PIECE / 2) + i] * s.factor)
                              : "memory");
             }
             shared_written();
@@ -296,7 +309,7 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const 
         if (++stage == R::STAGES) stage = 0, parity ^= 1;
     };
     float sum[WIDTH / 2];
-    int turn = 0;
+    int buffers = 0;
     depend();
     asm volatile("fence.proxy.async;" ::: "memory");
     while (tiles.take(WIDTH, row0, token0)) {
@@ -350,7 +363,7 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const 
         wgmma_wait<0>();
         settled(sum);
         leave(before);
-        if constexpr (E == HEADS) finish_heads<WIDTH>(h, s, sum, staging, turn, row0, token0, slot);
+        if constexpr (E == HEADS) finish_heads<WIDTH>(h, s, sum, staging, buffers, row0, token0, slot);
         else finish_tile<WIDTH, E>(maps, s, sum, staging + group * (STAGING / 2), row0, token0);
     }
     if (tid == 0) boxes_written();

@@ -11,6 +11,9 @@ extern "C" __global__ void __launch_bounds__(256) rope(const float* qkv, const H
     int token = blockIdx.x, head = blockIdx.y * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (token >= h.step[TOKENS]) return;
     const float2* from = reinterpret_cast<const float2*>(qkv + (size_t(token) * (h.heads + 2 * KV_HEADS) + head) * HEAD);
-    float4 turn = reinterpret_cast<const float4*>(h.rotations + token * (HEAD / 2))[lane];
-    place_head(h, head, token, cache_slot(h.step, token), lane, from[lane], from[lane + 32], turn);
+    float2 low[1] = {from[lane]}, high[1] = {from[lane + 32]}, weight[2];
+    float4 turn[1] = {reinterpret_cast<const float4*>(h.rotations + token * (HEAD / 2))[lane]};
+    int slot[1] = {cache_slot(h.step, token)};
+    head_norm(h, head, lane, weight);
+    place_heads<1>(h, head, token, token + 1, slot, lane, low, high, weight, turn);
 }

@@ -3,6 +3,8 @@
 //!
 //!     device                                     gates of kipp-tiny's dimensions, every scheme
 //!     device gates MODEL[:SCHEME[:LAYERS]] [GATE,..]   gates of a synthetic checkpoint, or of a GGUF file
+//!     device write ID[:SCHEME] FILE              a synthetic checkpoint as a GGUF file
+//!     device first FILE                          how long the first token of a file takes, by stage
 //!     device time MODEL[:SCHEME[:LAYERS]] [pp=N,..] [tg=N] [depth=N,..] [batch=N,..]
 //!
 //! Every figure is also printed as a line of JSON.
@@ -45,7 +47,9 @@ fn main() -> Outcome<()> {
         ["gates", model] => failed += gates(model, "")?,
         ["gates", model, only] => failed += gates(model, only)?,
         ["time", model, ref settings @ ..] => time(model, settings)?,
-        _ => return Err("arguments: none, gates MODEL [GATE,..] or time MODEL [SETTING..]".into()),
+        ["write", model, file] => write(model, file)?,
+        ["first", file] => first(file)?,
+        _ => return Err("arguments: none, gates, time, write or first (see the source)".into()),
     }
     if failed > 0 { Err(format!("{failed} gates do not hold").into()) } else { Ok(()) }
 }
@@ -165,6 +169,31 @@ fn mates(loaded: &Arc<CudaModel>) -> Outcome<usize> {
         }
     }
     Ok(differing)
+}
+
+fn write(name: &str, file: &str) -> Outcome<()> {
+    let (id, scheme) = name.split_once(':').unwrap_or((name, "bf16"));
+    let checkpoint = Checkpoint::find(id).ok_or_else(|| format!("no checkpoint `{id}`"))?;
+    let scheme = Scheme::from_name(scheme).ok_or_else(|| format!("no scheme `{scheme}`"))?;
+    let schemes = (scheme, scheme.default_head());
+    Ok(model::synthetic::write(file.as_ref(), checkpoint, schemes, 7, |_, _| {})?)
+}
+
+/// What passes between the start of `main` and the first token of a prompt of eight.
+fn first(file: &str) -> Outcome<()> {
+    let start = Instant::now();
+    let model = open(file)?;
+    let opened = start.elapsed().as_secs_f64();
+    let loaded = load(&model, 4096)?;
+    let ready = start.elapsed().as_secs_f64();
+    let mut timer = Timer::new(&loaded, model.spec().vocab as u32, 1, 4096)?;
+    let prepared = start.elapsed().as_secs_f64();
+    timer.prefill(8)?;
+    println!(
+        "{{\"file\": \"{file}\", \"opened\": {opened:.3}, \"loaded\": {ready:.3}, \"backend\": {prepared:.3}, \"first_token\": {:.3}}}",
+        start.elapsed().as_secs_f64()
+    );
+    Ok(())
 }
 
 /// Reads `key=1,2,3` out of the settings.
