@@ -445,7 +445,6 @@ impl Kernels {
 
     /// Queries, keys and values of normed tokens `x`: projection, norm and rotation of queries and keys, and the append of
     /// keys and values to the cache. `qkv` has room for the sums.
-    #[expect(clippy::too_many_arguments, reason = "the kernels'")]
     pub fn project_heads(
         &self,
         stream: &Stream,
