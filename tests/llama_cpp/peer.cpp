@@ -2,7 +2,8 @@
 //
 //     peer quantize IN.gguf OUT.gguf TYPE        TYPE as llama.cpp names it, e.g. Q4_K_M
 //     peer logits MODEL.gguf IDS.u32 OUT.logits  one row of f32 a token, K and V in bf16
-//     peer tokenize MODEL.gguf                   stdin: length (32 bits) and text in turns; stdout: a JSON array a text
+//     peer tokenize MODEL.gguf                   stdin: a count and so many ids (32 bits each) in turns; stdout, a JSON array
+//                                                each: the ids that the text has which those ids spell
 #include "llama.h"
 
 #include <cstdint>
@@ -67,11 +68,16 @@ static int logits(llama_model *model, const char *ids_path, const char *out_path
 
 static int tokenize(llama_model *model) {
     const llama_vocab *vocab = llama_model_get_vocab(model);
-    for (uint32_t length; fread(&length, sizeof length, 1, stdin) == 1;) {
-        std::string text(length, 0);
-        if (fread(text.data(), 1, length, stdin) != length) return 1;
-        std::vector<llama_token> ids(length + 8);
-        int count = llama_tokenize(vocab, text.data(), length, ids.data(), ids.size(), false, true);
+    for (uint32_t given; fread(&given, sizeof given, 1, stdin) == 1;) {
+        std::string text;
+        for (uint32_t i = 0; i < given; i++) {
+            llama_token id;
+            char piece[1024];
+            if (fread(&id, sizeof id, 1, stdin) != 1) return 1;
+            text.append(piece, llama_token_to_piece(vocab, id, piece, sizeof piece, 0, true));
+        }
+        std::vector<llama_token> ids(text.size() + 8);
+        int count = llama_tokenize(vocab, text.data(), text.size(), ids.data(), ids.size(), false, true);
         printf("[");
         for (int i = 0; i < count; i++) printf("%s%d", i ? "," : "", ids[i]);
         printf("]\n");
