@@ -190,6 +190,11 @@ impl<'a> Rig<'a> {
 }
 
 impl Bench {
+    /// Tokens that the backend takes in one call.
+    pub fn most_tokens(&self) -> usize {
+        self.backend.limits().tokens
+    }
+
     /// Evaluates up to `count` pending tokens of each sequence in one call; returns the logits of the
     /// last `rows` tokens of each.
     pub fn evaluate(
