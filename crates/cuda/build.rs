@@ -92,15 +92,23 @@ fn compile(nvcc: &Path, source: &Path, out: &Path, name: &str) -> Result<(), Str
     for arch in architectures.split(',') {
         command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
     }
-    // A source is compiled anew if it, a header or the command is newer than what it was compiled to.
+    // A source is compiled anew if it, a header that it includes or the command is newer than what it was compiled to.
     let stamp = format!("{command:?}");
     let stamp_file = out.join(format!("{name}.command"));
     let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
-    let inputs = fs::read_dir(source).map_err(|error| error.to_string())?.filter_map(|entry| {
-        let path = entry.ok()?.path();
-        let used = path.extension()? == "cuh" || path.file_stem()? == name;
-        if used { changed(&path) } else { None }
-    });
+    let mut inputs = vec![format!("{name}.cu")];
+    for i in 0.. {
+        let Some(input) = inputs.get(i) else { break };
+        let text = fs::read_to_string(source.join(input)).map_err(|error| error.to_string())?;
+        let headers =
+            text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
+        let new: Vec<String> = headers
+            .filter(|header| !inputs.iter().any(|i| i == header))
+            .map(String::from)
+            .collect();
+        inputs.extend(new);
+    }
+    let inputs = inputs.iter().filter_map(|input| changed(&source.join(input)));
     let made = changed(&stamp_file);
     if inputs.max() < made && fs::read_to_string(&stamp_file).is_ok_and(|old| old == stamp) {
         return Ok(());

@@ -47,6 +47,16 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
         : "memory");
 }
 
+// The same for what is read once: it goes from the L2 cache first.
+__device__ __forceinline__ void copy_box_once(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier) {
+    const uint64_t evict_first = 0x12f0000000000000;
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], "
+        "%5;" ::"r"(to),
+        "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(evict_first)
+        : "memory");
+}
+
 // An operand tile of 128-byte rows (64 fp16 of k) with the 128-byte swizzle, at a multiple of 1,024 bytes.
 __device__ __forceinline__ uint64_t operand(uint32_t address) {
     return uint64_t((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;

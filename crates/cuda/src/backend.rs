@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use engine::rope::Rope;
 use engine::{Backend, BackendError, Batch, Input, KvConfig, KvKind, Limits, Output, Want};
-use model::{Model, Spec};
+use model::{KV_HEADS, Model, Spec};
 
 use crate::driver::{Buffer, Context, Device, Event, Graph, Pinned, Stream};
 use crate::forward::{Activations, BLOCK_ROWS, Forward, Sizes, cache_row_bytes};
@@ -35,11 +35,13 @@ pub struct Options {
     /// Whether every projection uses one class of kernels, whatever the number of tokens: slower, and the same bits
     /// for a token in any batch.
     pub deterministic: bool,
+    /// Whether only kernels that every architecture has are used, for gates and comparisons.
+    pub generic: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { device: 0, tokens: 4096, deterministic: false }
+        Options { device: 0, tokens: 4096, deterministic: false, generic: false }
     }
 }
 
@@ -60,7 +62,7 @@ impl CudaModel {
     ) -> Result<Arc<Self>> {
         let context = Context::open(options.device)?;
         let stream = Stream::new(&context)?;
-        let kernels = Kernels::load(&context, &stream, KvKind::Bf16, options.deterministic)?;
+        let kernels = Kernels::load(&context, &stream, KvKind::Bf16, &options)?;
         let weights = Weights::upload(&context, &stream, &kernels, model, progress)?;
         Ok(Arc::new(CudaModel { context, spec: *model.spec(), options, weights }))
     }
@@ -108,6 +110,7 @@ pub struct CudaBackend {
     kernels: Kernels,
     step_words: Buffer,
     partials: Buffer,
+    arrivals: Buffer,
     pool: Buffer,
     scales: Buffer,
     _scratch: Buffer,
@@ -120,7 +123,7 @@ impl CudaBackend {
         let (context, spec, options) = (&model.context, &model.spec, model.options);
         context.enter()?;
         let stream = Stream::new(context)?;
-        let kernels = Kernels::load(context, &stream, kv.kind, options.deterministic)?;
+        let kernels = Kernels::load(context, &stream, kv.kind, &options)?;
         let (_, bytes) = Activations::place(0, spec, options.tokens, PASS);
         let scratch = Buffer::new(context, bytes, "activations")?;
         let (activations, _) = Activations::place(scratch.address(), spec, options.tokens, PASS);
@@ -147,6 +150,9 @@ impl CudaBackend {
                 done: Event::new(context)?,
             })
         };
+        let arrivals = Buffer::new(context, options.tokens * KV_HEADS * 4, "attention")?;
+        // SAFETY: the whole of a live buffer.
+        unsafe { stream.zero(arrivals.address(), arrivals.bytes())? };
         let mut backend = CudaBackend {
             kv,
             step: Step::default(),
@@ -161,6 +167,7 @@ impl CudaBackend {
             kernels,
             step_words: Buffer::new(context, 64 << 10, "batch")?,
             partials: Buffer::new(context, 0, "attention")?,
+            arrivals,
             pool,
             scales,
             _scratch: scratch,
@@ -225,6 +232,7 @@ impl CudaBackend {
             partials: Partials {
                 sums: self.partials.address(),
                 totals: self.partials.address() + (capacity * SUM_BYTES) as u64,
+                arrivals: self.arrivals.address(),
             },
             caches: &self.caches,
             kv: self.kv.kind,
@@ -245,16 +253,15 @@ impl CudaBackend {
         let sizes = Sizes {
             tokens: self.step.tokens,
             splits: self.step.splits,
-            merges: self.step.merges,
             flashes: self.step.flashes,
         };
         let all_rows = step + Field::Rows as u64 * 4;
         let recorded =
             sizes.flashes == 0 && sizes.tokens <= RECORDED && self.step.groups.len() == 1;
-        if recorded {
+        let owed = if recorded {
             // Work items grow with the context: launches have room for the next power of two.
             let room = |items: usize| if items == 0 { 0 } else { items.next_power_of_two() };
-            let sizes = Sizes { splits: room(sizes.splits), merges: room(sizes.merges), ..sizes };
+            let sizes = Sizes { splits: room(sizes.splits), ..sizes };
             let rows = asked.len();
             if self.graphs.len() >= RECORDINGS && !self.graphs.contains_key(&(sizes, rows)) {
                 self.stream.wait()?;
@@ -263,20 +270,22 @@ impl CudaBackend {
             let graph = match self.graphs.entry((sizes, rows)) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => new.insert(self.stream.capture(|| {
-                    forward.layers(sizes)?;
-                    forward.answers(0, rows, all_rows)
+                    let owed = forward.layers(sizes)?;
+                    forward.answers(0, rows, all_rows, owed)
                 })?),
             };
             self.stream.replay(graph)?;
+            None
         } else {
-            forward.layers(sizes)?;
-        }
+            Some(forward.layers(sizes)?)
+        };
 
         let places = AnswerPlaces::of(asked, spec.vocab);
         let mut first = 0;
         for (pass, &rows) in self.step.groups.iter().enumerate() {
-            if !recorded {
-                forward.answers(first, rows, step + self.step.group_offset(pass) as u64)?;
+            if let Some(owed) = owed {
+                let count = step + self.step.group_offset(pass) as u64;
+                forward.answers(first, rows, count, owed)?;
             }
             for row in 0..rows {
                 if let Some(offset) = places.logits(first + row) {

@@ -1,9 +1,11 @@
 //! The bridge to NVIDIA's driver: contexts, memory, streams, events, graphs, and launches, each owned by a value that
 //! frees it. The driver library is loaded when it is first needed; nothing else of CUDA is needed at run time.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
 use engine::BackendError;
@@ -328,9 +330,28 @@ impl TensorMap {
     }
 }
 
+/// Every kernel that this process has looked up, and whether it was ever launched or recorded.
+static LAUNCHED: Mutex<BTreeMap<String, &AtomicBool>> = Mutex::new(BTreeMap::new());
+
+/// Names of the kernels that this process has launched or recorded so far.
+pub fn kernels_hit() -> Vec<String> {
+    let all = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let hit = all.iter().filter(|(_, launched)| launched.load(Ordering::Relaxed));
+    hit.map(|(name, _)| name.clone()).collect()
+}
+
+/// The mark of a kernel in `LAUNCHED`; there are as many as kernels, for as long as the process lives.
+fn mark(name: &str) -> &'static AtomicBool {
+    let mut all = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    all.entry(name.into()).or_insert_with(|| Box::leak(Box::default()))
+}
+
 /// A kernel of a loaded module.
 #[derive(Debug, Clone, Copy)]
-pub struct Function(sys::CUfunction);
+pub struct Function {
+    function: sys::CUfunction,
+    launched: &'static AtomicBool,
+}
 
 // SAFETY: a handle that lives as long as its module.
 unsafe impl Send for Function {}
@@ -340,7 +361,7 @@ impl Function {
     pub fn allow_shared(self, bytes: u32) -> Result<()> {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the module is loaded for as long as the backend lives.
-        unsafe { driver!(cuFuncSetAttribute(self.0, attribute, bytes as i32)) }
+        unsafe { driver!(cuFuncSetAttribute(self.function, attribute, bytes as i32)) }
     }
 }
 
@@ -379,7 +400,7 @@ impl Module {
         // SAFETY: a loaded module and a string that ends in a zero.
         let result =
             unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
-        check(name, result).map(|()| Function(function))
+        check(name, result).map(|()| Function { function, launched: mark(name) })
     }
 }
 
@@ -492,10 +513,10 @@ impl Stream {
             attrs: &mut attribute,
             numAttrs: u32::from(self.overlap),
         };
+        function.launched.store(true, Ordering::Relaxed);
+        let (function, arguments) = (function.function, arguments.as_mut_ptr());
         // SAFETY: the caller's; the attribute outlives the call.
-        unsafe {
-            driver!(cuLaunchKernelEx(&config, function.0, arguments.as_mut_ptr(), ptr::null_mut()))
-        }
+        unsafe { driver!(cuLaunchKernelEx(&config, function, arguments, ptr::null_mut())) }
     }
 
     /// Records what `work` queues instead of running it.

@@ -4,7 +4,7 @@ use engine::{BackendError, KvKind};
 use model::{HEAD_DIM, KV_HEADS, Spec};
 
 use crate::driver::Stream;
-use crate::kernels::{Cache, Epilogue, Heads, Kernels, PARTS, Partials, SWIGLU_FACTOR};
+use crate::kernels::{Cache, Epilogue, Heads, Kernels, PARTS, Partials, Parts, SWIGLU_FACTOR};
 use crate::rows::{ANSWER_BYTES, TOP_BYTES};
 use crate::weights::{Layer, Weights};
 
@@ -80,11 +80,12 @@ pub struct Sizes {
     pub tokens: usize,
     /// Work items of split attention.
     pub splits: usize,
-    /// Tokens whose chunks have to be merged.
-    pub merges: usize,
     /// Work items of prefill attention.
     pub flashes: usize,
 }
+
+/// What is still to be added to the residual stream, and the factor that it takes.
+pub type Owed = (Parts, f32);
 
 /// Everything that a forward pass touches.
 pub struct Forward<'a> {
@@ -105,8 +106,9 @@ pub struct Forward<'a> {
 }
 
 impl Forward<'_> {
-    /// Residual stream of all tokens after the last layer; keys and values are in the cache.
-    pub fn layers(&self, sizes: Sizes) -> Result<()> {
+    /// Residual stream of all tokens after the last layer, but for what is still to be added to it; keys and values are
+    /// in the cache.
+    pub fn layers(&self, sizes: Sizes) -> Result<Owed> {
         let (w, a) = (self.weights, &self.activations);
         self.kernels.embed(
             self.stream,
@@ -118,18 +120,26 @@ impl Forward<'_> {
             a.x,
             a.rotations,
         )?;
+        let mut owed = (Parts::default(), 0.0);
         for (layer, &(keys, values)) in w.layers.iter().zip(self.caches) {
-            self.attention(layer, keys, values, sizes)?;
-            self.feed_forward(layer, sizes.tokens)?;
+            owed = self.attention(layer, keys, values, sizes, owed)?;
+            owed = self.feed_forward(layer, sizes.tokens, owed)?;
         }
-        Ok(())
+        Ok(owed)
     }
 
     /// x += O(attention(norm(x))).
-    fn attention(&self, layer: &Layer, keys: Cache, values: Cache, sizes: Sizes) -> Result<()> {
+    fn attention(
+        &self,
+        layer: &Layer,
+        keys: Cache,
+        values: Cache,
+        sizes: Sizes,
+        owed: Owed,
+    ) -> Result<Owed> {
         let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
         let (heads, tokens) = (self.spec.heads, sizes.tokens);
-        self.normed(layer.attention_norm, tokens)?;
+        self.normed(layer.attention_norm, tokens, owed)?;
         let places = Heads {
             q_norm: layer.q_norm,
             k_norm: layer.k_norm,
@@ -152,32 +162,31 @@ impl Forward<'_> {
             let (q, out) = (a.q, a.attended);
             k.attend_split(stream, step, sizes.splits, q, keys, values, out, self.partials, heads)?;
         }
-        if sizes.merges > 0 {
-            k.attend_merge(stream, step, sizes.merges, self.partials, a.attended, heads)?;
-        }
-        k.project(stream, &layer.o, a.attended, a.x, tokens, step, Epilogue::Residual(1.0))
+        let residual = Epilogue::Residual(1.0);
+        Ok((k.project(stream, &layer.o, a.attended, a.x, tokens, step, residual)?, 1.0))
     }
 
     /// x += down(silu(gate(norm(x))) * up(norm(x))).
-    fn feed_forward(&self, layer: &Layer, tokens: usize) -> Result<()> {
+    fn feed_forward(&self, layer: &Layer, tokens: usize, owed: Owed) -> Result<Owed> {
         let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
-        self.normed(layer.ffn_norm, tokens)?;
+        self.normed(layer.ffn_norm, tokens, owed)?;
         k.project(stream, &layer.gate_up, a.normed, a.products, tokens, step, Epilogue::SwiGlu)?;
         let residual = Epilogue::Residual(SWIGLU_FACTOR);
-        k.project(stream, &layer.down, a.products, a.x, tokens, step, residual)
+        let parts = k.project(stream, &layer.down, a.products, a.x, tokens, step, residual)?;
+        Ok((parts, SWIGLU_FACTOR))
     }
 
-    fn normed(&self, weight: u64, tokens: usize) -> Result<()> {
-        let (a, hidden) = (&self.activations, self.spec.hidden);
-        self.kernels.rms_norm(self.stream, self.step, tokens, None, a.x, weight, a.normed, hidden)
+    fn normed(&self, weight: u64, tokens: usize, owed: Owed) -> Result<()> {
+        let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
+        k.rms_norm(stream, step, tokens, None, a.x, owed, weight, a.normed, self.spec.hidden)
     }
 
     /// Logits and answers of `rows` answer rows from `first` on; how many there are is read at `count`.
-    pub fn answers(&self, first: usize, rows: usize, count: u64) -> Result<()> {
+    pub fn answers(&self, first: usize, rows: usize, count: u64, owed: Owed) -> Result<()> {
         let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
         let (hidden, vocab) = (self.spec.hidden, self.spec.vocab);
         let norm = self.weights.output_norm;
-        k.rms_norm(stream, step, rows, Some(first), a.x, norm, a.last, hidden)?;
+        k.rms_norm(stream, step, rows, Some(first), a.x, owed, norm, a.last, hidden)?;
         k.project(stream, &self.weights.head, a.last, a.logits, rows, count, Epilogue::Store)?;
         k.logits_stats(stream, step, rows, first, a.logits, a.stats, vocab)?;
         k.sample(stream, step, rows, first, a.logits, a.stats, a.answers, a.tops, a.drawn, vocab)

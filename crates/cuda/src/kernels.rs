@@ -7,7 +7,9 @@ use std::sync::Arc;
 use engine::{BackendError, KvKind};
 use model::KV_HEADS;
 
-use crate::driver::{Buffer, Context, Function, Module, Stream, TensorMap};
+use crate::backend::Options;
+use crate::batch::{BatchKernels, PARTS_BYTES};
+use crate::driver::{Buffer, Context, Function, Module, Stream};
 use crate::prefill::{MANY, Prefill, QUERIES};
 use crate::weights::{Kind, Projection};
 
@@ -18,18 +20,12 @@ static IMAGES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/images.rs"
 
 /// Tokens up to which a projection streams its weights once for all of them.
 const FEW: usize = 64;
-/// Tokens from which Hopper's own kernel takes over, for fp16 weights.
-const WIDE: usize = 17;
-/// Tokens up to which `project_wide` shares one tile of tokens evenly among the device's blocks.
-const WIDE_SHARED: usize = 256;
-/// Weight rows of a tile of `project_wide`.
-pub const WIDE_ROWS: usize = 128;
-/// Widths of `project_wide` in tokens, with the stages of each.
-const WIDTHS: [(usize, usize); 4] = [(32, 10), (64, 9), (128, 6), (256, 4)];
 /// Tokens up to which a projection of few rows splits its columns over blocks.
 const SPLIT: usize = 512;
 /// Dynamic shared memory of `project_many` and of `attend_flash`: both hold 64 KB of tiles.
 const TILES: u32 = 64 << 10;
+/// Dynamic shared memory of `attend_split`: four warps with two tiles of 8 KB, or two of 4 KB and one of 8.
+const SPLIT_RINGS: u32 = 4 * 2 * (8 << 10);
 /// Parts of a logits row in `logits_stats`.
 pub const PARTS: usize = 32;
 /// Output tiles that can be split at once.
@@ -40,7 +36,9 @@ const ARRIVALS: usize = 16 << 10;
 pub enum Epilogue {
     /// fp32 `[tokens, rows]`.
     Store,
-    /// Added, times a factor, to fp32 `[tokens, rows]`.
+    /// The same, or parts of it that are still to be added.
+    Sums,
+    /// Added, times a factor, to fp32 `[tokens, rows]`, or parts that are still to be added.
     Residual(f32),
     /// Rows are 8 of gate and 8 of up in turns: fp16 `[tokens, rows / 2]` of silu(gate) x up / 64.
     SwiGlu,
@@ -55,7 +53,7 @@ impl Epilogue {
     /// Its place among the names.
     pub fn index(self) -> usize {
         match self {
-            Epilogue::Store => 0,
+            Epilogue::Store | Epilogue::Sums => 0,
             Epilogue::Residual(_) => 1,
             Epilogue::SwiGlu => 2,
         }
@@ -108,6 +106,20 @@ pub struct Partials {
     pub sums: u64,
     /// fp32 `[partials, heads, 2]`.
     pub totals: u64,
+    /// Chunks that are done, a counter a token and KV head; zero between launches.
+    pub arrivals: u64,
+}
+
+/// Sums of a projection that are in several parts, as kernels take them (`kernels/common.cuh`).
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Parts {
+    /// fp32 `[count][tokens, rows]`.
+    pub at: u64,
+    /// How many.
+    pub count: i32,
+    /// Elements of one.
+    pub plane: i32,
 }
 
 /// A weight matrix by value, as kernels take it.
@@ -136,36 +148,19 @@ pub struct Target {
     pub cols: i32,
 }
 
-/// What `project_wide` takes beside its tensor maps.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct Shape {
-    out: u64,
-    factor: f32,
-    rows: i32,
-    cols: i32,
-    count: u64,
-    parts: u64,
-    arrivals: u64,
-    ranges: i32,
-}
-
 /// All kernels of a device.
 pub struct Kernels {
     project_few: [[[Function; 3]; 4]; 4],
     project_many: [[Function; 3]; 4],
-    /// By width; only where the device has Hopper's instructions.
-    project_wide: Option<[[Function; 3]; 4]>,
-    /// Many tokens, likewise.
+    /// Many tokens; only where the device has Hopper's instructions.
     prefill: Option<Prefill>,
-    /// Multiprocessors of the device.
-    multiprocessors: usize,
+    /// Batches, likewise.
+    batch: Option<BatchKernels>,
     embed: [Function; 4],
     repack: [Function; 4],
     rms_norm: Function,
     rope: Function,
     attend_split: Function,
-    attend_merge: Function,
     attend_flash: Function,
     copy_blocks: Function,
     logits_stats: Function,
@@ -196,7 +191,7 @@ impl Kernels {
         context: &Arc<Context>,
         stream: &Stream,
         kv: KvKind,
-        deterministic: bool,
+        options: &Options,
     ) -> Result<Self> {
         let mut modules = Vec::new();
         let mut named = Vec::new();
@@ -238,20 +233,12 @@ impl Kernels {
         };
         let attend_flash = by_kv("attend_flash")?;
         attend_flash.allow_shared(TILES)?;
-        let wide = |width: usize| {
-            let (tokens, stages) = WIDTHS[width];
-            each(|epilogue| {
-                let name = format!("project_wide_{tokens}_{}", Epilogue::NAMES[epilogue]);
-                let function = find("project_wide", &name)?;
-                function.allow_shared(wide_shared(tokens, stages))?;
-                Ok(function)
-            })
-        };
-        let hopper = context.device.capability == (9, 0);
+        let attend_split = by_kv("attend_split")?;
+        attend_split.allow_shared(SPLIT_RINGS)?;
+        let hopper = context.device.capability == (9, 0) && !options.generic;
         let multiprocessors = context.device.multiprocessors as usize;
-        // splits x rows is at most 160 x 128 wherever a projection is split (`splits`); `project_wide` keeps two tiles
-        // a block.
-        let parts = (SPLIT * 160).max(multiprocessors * 2 * WIDE_SHARED) * 128 * 4;
+        // splits x rows is at most 160 x 128 wherever `project_many` splits (`splits`).
+        let parts = (SPLIT * 160 * 128 * 4).max(PARTS_BYTES);
         let parts = Buffer::new(context, parts, "partial sums")?;
         let arrivals = Buffer::new(context, ARRIVALS * 4, "counters")?;
         // SAFETY: the whole of a live buffer.
@@ -259,29 +246,22 @@ impl Kernels {
         Ok(Kernels {
             project_few: each(few)?,
             project_many: each(many)?,
-            project_wide: if hopper { Some(each(wide)?) } else { None },
-            prefill: Prefill::load(context, kv, find)?,
-            multiprocessors,
+            prefill: if hopper { Prefill::load(context, kv, find)? } else { None },
+            batch: if hopper { Some(BatchKernels::load(find, multiprocessors)?) } else { None },
             embed: kinds("embed")?,
             repack: each(|kind| find("repack", &format!("repack_{}", Kind::FILE_NAMES[kind])))?,
             rms_norm: find("norm", "rms_norm")?,
             rope: find("rope", "rope")?,
-            attend_split: by_kv("attend_split")?,
-            attend_merge: find("attend_merge", "attend_merge")?,
+            attend_split,
             attend_flash,
             copy_blocks: find("copy_blocks", "copy_blocks")?,
             logits_stats: find("logits_stats", "logits_stats")?,
             sample: find("sample", "sample")?,
             parts,
             arrivals,
-            deterministic,
+            deterministic: options.deterministic,
             _modules: modules,
         })
-    }
-
-    /// Whether projections of fp16 weights need tensor maps.
-    pub fn wide(&self) -> bool {
-        self.project_wide.is_some()
     }
 
     /// `blocks` blocks of 32 elements of whole rows of a file to their place in a matrix.
@@ -339,7 +319,7 @@ impl Kernels {
         )
     }
 
-    /// RMSNorm of all `count` tokens, or of `count` answer rows from `first` on.
+    /// RMSNorm of all `count` tokens, or of `count` answer rows from `first` on, after `parts` are added to them.
     #[expect(clippy::too_many_arguments, reason = "the kernel's")]
     pub fn rms_norm(
         &self,
@@ -348,18 +328,54 @@ impl Kernels {
         count: usize,
         first: Option<usize>,
         x: u64,
+        (parts, factor): (Parts, f32),
         weight: u64,
         out: u64,
         hidden: usize,
     ) -> Result<()> {
+        let quads = hidden.div_ceil(4);
+        let threads = if quads > 640 { quads.div_ceil(2) } else { quads }.next_multiple_of(32);
         let (grid, hidden) = ([count as u32, 1, 1], hidden as i32);
         let first = first.map_or(-1, |first| first as i32);
-        launch!(stream, self.rms_norm, grid, 256, 0, [x, weight, out, step, hidden, first])
+        launch!(
+            stream,
+            self.rms_norm,
+            grid,
+            threads as u32,
+            0,
+            [x, parts, factor, weight, out, step, hidden, first]
+        )
     }
 
-    /// `out` = `x` W^T for at most `tokens` tokens; how many there are is read at `count`.
+    /// `out` = `x` W^T for at most `tokens` tokens; how many there are is read at `count`. Says where the sums are; a
+    /// residual of no parts has been added.
     #[expect(clippy::too_many_arguments, reason = "the kernel's")]
     pub fn project(
+        &self,
+        stream: &Stream,
+        w: &Projection,
+        x: u64,
+        out: u64,
+        tokens: usize,
+        count: u64,
+        epilogue: Epilogue,
+    ) -> Result<Parts> {
+        if let (Some(batch), false) = (&self.batch, self.deterministic)
+            && BatchKernels::serves(w.kind, tokens)
+        {
+            let parts = self.parts.address();
+            return batch.project(stream, w, x, out, parts, tokens, count, epilogue);
+        }
+        self.project_whole(stream, w, x, out, tokens, count, epilogue)?;
+        Ok(match epilogue {
+            Epilogue::Residual(_) => Parts::default(),
+            _ => Parts { at: out, count: 1, plane: 0 },
+        })
+    }
+
+    /// The same by kernels that leave nothing to be added.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    fn project_whole(
         &self,
         stream: &Stream,
         w: &Projection,
@@ -371,11 +387,6 @@ impl Kernels {
     ) -> Result<()> {
         if let Some(prefill) = self.prefill(tokens) {
             return prefill.project(stream, w, x, out, tokens, epilogue);
-        }
-        if let (Some(wide), Some(map), false) = (&self.project_wide, w.map, self.deterministic)
-            && tokens >= WIDE
-        {
-            return self.project_wide(stream, wide, map, w, x, out, tokens, count, epilogue);
         }
         let (rows, cols) = (w.rows as i32, w.cols as i32);
         let weights = Weights { quants: w.quants, scales: w.scales };
@@ -402,47 +413,6 @@ impl Kernels {
         }
     }
 
-    /// The same by Hopper's own kernel.
-    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
-    fn project_wide(
-        &self,
-        stream: &Stream,
-        wide: &[[Function; 3]; 4],
-        weights: TensorMap,
-        w: &Projection,
-        x: u64,
-        out: u64,
-        tokens: usize,
-        count: u64,
-        epilogue: Epilogue,
-    ) -> Result<()> {
-        let row_tiles = w.rows / WIDE_ROWS;
-        let shared = tokens <= WIDE_SHARED;
-        let index = if shared {
-            WIDTHS.iter().position(|&(width, _)| tokens <= width).unwrap_or(WIDTHS.len() - 1)
-        } else {
-            widest(row_tiles, tokens, self.multiprocessors)
-        };
-        let (width, stages) = WIDTHS[index];
-        // A range of at least four steps: shorter ones cost more to add than they save.
-        let work =
-            if shared { row_tiles * w.cols / 64 / 4 } else { row_tiles * tokens.div_ceil(width) };
-        let grid = [self.multiprocessors.min(work).max(1) as u32, 1, 1];
-        let x = TensorMap::new(x, tokens, w.cols, width)?;
-        let shape = Shape {
-            out,
-            factor: epilogue.factor(),
-            rows: w.rows as i32,
-            cols: w.cols as i32,
-            count,
-            parts: self.parts.address(),
-            arrivals: self.arrivals.address(),
-            ranges: i32::from(shared),
-        };
-        let function = wide[index][epilogue.index()];
-        launch!(stream, function, grid, 384, wide_shared(width, stages), [weights, x, shape])
-    }
-
     /// Queries, keys and values of normed tokens `x`: projection, norm and rotation of queries and keys, and the append of
     /// keys and values to the cache. `qkv` has room for the sums.
     pub fn project_heads(
@@ -457,7 +427,7 @@ impl Kernels {
         if let Some(prefill) = self.prefill(tokens) {
             return prefill.heads(stream, w, x, tokens, heads);
         }
-        self.project(stream, w, x, qkv, tokens, heads.step, Epilogue::Store)?;
+        let qkv = self.project(stream, w, x, qkv, tokens, heads.step, Epilogue::Sums)?;
         let grid = [tokens as u32, (heads.heads as usize + 2 * KV_HEADS) as u32 / 8, 1];
         launch!(stream, self.rope, grid, 256, 0, [qkv, heads])
     }
@@ -482,32 +452,16 @@ impl Kernels {
         heads: usize,
     ) -> Result<()> {
         let grid = [splits as u32, KV_HEADS as u32, 1];
-        let Partials { sums, totals } = partials;
+        let Partials { sums, totals, arrivals } = partials;
         let heads = heads as i32;
         launch!(
             stream,
             self.attend_split,
             grid,
             128,
-            0,
-            [q, keys, values, out, sums, totals, step, heads]
+            SPLIT_RINGS,
+            [q, keys, values, out, sums, totals, arrivals, step, heads]
         )
-    }
-
-    /// Adds up the partial results of split attention.
-    pub fn attend_merge(
-        &self,
-        stream: &Stream,
-        step: u64,
-        merges: usize,
-        partials: Partials,
-        out: u64,
-        heads: usize,
-    ) -> Result<()> {
-        let grid = [merges as u32, heads as u32, 1];
-        let Partials { sums, totals } = partials;
-        let heads = heads as i32;
-        launch!(stream, self.attend_merge, grid, 128, 0, [sums, totals, out, step, heads])
     }
 
     /// Queries of one tile of attention of many new tokens.
@@ -588,18 +542,6 @@ impl Kernels {
 /// matrix alone, so that a token's sum does not depend on its batch mates.
 fn splits(rows: usize, cols: usize) -> usize {
     (160 * 128 / rows).clamp(1, 8).min(cols / 128).max(1)
-}
-
-/// Dynamic shared memory of `project_wide`: stages of 64 columns of both operands.
-const fn wide_shared(width: usize, stages: usize) -> u32 {
-    ((WIDE_ROWS + width) * 128 * stages) as u32
-}
-
-/// Which width takes the fewest rounds of the device; half the width takes a little more than half the time. All widths
-/// give the same sums.
-fn widest(row_tiles: usize, tokens: usize, multiprocessors: usize) -> usize {
-    let rounds = |width: usize| (row_tiles * tokens.div_ceil(width)).div_ceil(multiprocessors);
-    if rounds(128) * 58 < rounds(256) * 100 { 2 } else { 3 }
 }
 
 /// An array whose elements may fail.

@@ -7,6 +7,7 @@
 //! Numbers on the device are fp16 where they feed a tensor core and fp32 everywhere else (`kernels/common.cuh`).
 
 mod backend;
+mod batch;
 mod driver;
 mod forward;
 mod kernels;
@@ -16,4 +17,4 @@ mod step;
 mod weights;
 
 pub use backend::{CudaBackend, CudaModel, Options};
-pub use driver::{Device, devices};
+pub use driver::{Device, devices, kernels_hit};

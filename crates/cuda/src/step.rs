@@ -8,8 +8,8 @@ use crate::rows::pack_row;
 
 /// Words of the header.
 const HEADER: usize = 16;
-/// Positions of one chunk of split attention.
-const CHUNK: usize = 4 * BLOCK;
+/// Positions of a chunk of split attention.
+const CHUNK: usize = 8 * BLOCK;
 /// Query rows of one tile of split attention: tokens x query heads of a KV head.
 const TILE: usize = 16;
 /// A sequence with more new tokens than this is prefill.
@@ -26,13 +26,18 @@ pub struct Tiles {
     pub pass: usize,
 }
 
+/// Chunks that attention up to this position is split into: of `CHUNK`, but for the last, which is half as long to
+/// half as long again, since short ones cost as much as long ones.
+fn chunks(last: usize) -> usize {
+    ((last + 1 + CHUNK / 2) / CHUNK).max(1)
+}
+
 /// Where the header keeps what. The order is that of `enum Step`.
 #[derive(Clone, Copy)]
 pub enum Field {
     Tokens,
     Rows,
     Splits,
-    Merges,
     Flashes,
     Copies,
     TokenAt,
@@ -40,7 +45,6 @@ pub enum Field {
     TableAt,
     RowAt,
     SplitAt,
-    MergeAt,
     FlashAt,
     CopyAt,
     DrawAt,
@@ -58,8 +62,6 @@ pub struct Step {
     pub groups: Vec<usize>,
     /// Work items of split attention.
     pub splits: usize,
-    /// Tokens whose chunks have to be merged.
-    pub merges: usize,
     /// Work items of prefill attention.
     pub flashes: usize,
     /// Blocks to duplicate.
@@ -115,7 +117,7 @@ impl Step {
 
     /// Work items of both attention kernels.
     fn attention(&mut self, batch: &Batch, tiles: Tiles) {
-        let (mut splits, mut merges, mut flashes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut splits, mut flashes) = (Vec::new(), Vec::new());
         self.partials = 0;
         for range in batch.offsets.windows(2) {
             let few = range[1] - range[0] <= FEW;
@@ -127,29 +129,23 @@ impl Step {
                     flashes.push((last, [first as u32, count as u32]));
                     continue;
                 }
-                let chunks = last / CHUNK as u32 + 1;
+                let chunks = chunks(last as usize) as u32;
                 if chunks == 1 {
                     splits.push([first as u32, count as u32, 0, u32::MAX]);
                     continue;
                 }
                 let base = self.partials as u32;
                 splits.extend((0..chunks).map(|c| [first as u32, count as u32, c, base]));
-                merges.extend(
-                    (0..count as u32).map(|i| [first as u32 + i, base + i, count as u32, chunks]),
-                );
                 self.partials += chunks as usize * count;
             }
         }
         // Longest first, so that none starts when the others end.
         flashes.sort_by_key(|&(last, _)| std::cmp::Reverse(last));
-        (self.splits, self.merges, self.flashes) = (splits.len(), merges.len(), flashes.len());
+        (self.splits, self.flashes) = (splits.len(), flashes.len());
         self.set(Field::Splits, splits.len());
-        self.set(Field::Merges, merges.len());
         self.set(Field::Flashes, flashes.len());
         self.place(Field::SplitAt);
         self.words.extend(splits.iter().flatten());
-        self.place(Field::MergeAt);
-        self.words.extend(merges.iter().flatten());
         self.place(Field::FlashAt);
         self.words.extend(flashes.iter().flat_map(|(_, item)| item));
     }
@@ -206,7 +202,10 @@ mod tests {
                 for token in item[0]..item[0] + item[1] {
                     let position = batch.positions[token as usize] as usize;
                     let first = item[2] as usize * CHUNK;
-                    seen[token as usize] += CHUNK.min((position + 1).saturating_sub(first));
+                    let last = batch.positions[(item[0] + item[1] - 1) as usize] as usize;
+                    let ends = item[2] as usize == chunks(last) - 1;
+                    let most = if ends { usize::MAX } else { CHUNK };
+                    seen[token as usize] += most.min((position + 1).saturating_sub(first));
                 }
             }
             let at = field(&step, Field::FlashAt);
@@ -218,7 +217,7 @@ mod tests {
             let expected: Vec<usize> = batch.positions.iter().map(|&p| p as usize + 1).collect();
             assert_eq!(seen, expected);
 
-            // Merged partials are those that the splits write, each once.
+            // Every partial is written once.
             let mut written = vec![0; step.partials];
             let at = field(&step, Field::SplitAt);
             for item in step.words[at..at + step.splits * 4].chunks(4).filter(|i| i[3] != u32::MAX)
@@ -227,13 +226,7 @@ mod tests {
                     written[(item[3] + item[2] * item[1] + token) as usize] += 1;
                 }
             }
-            let at = field(&step, Field::MergeAt);
-            for item in step.words[at..at + step.merges * 4].chunks(4) {
-                for chunk in 0..item[3] {
-                    written[(item[1] + chunk * item[2]) as usize] += 1;
-                }
-            }
-            assert!(written.iter().all(|&count| count == 2), "{written:?}");
+            assert!(written.iter().all(|&count| count == 1), "{written:?}");
         }
     }
 

@@ -8,8 +8,8 @@ use engine::BackendError;
 use model::float::f32_to_bf16;
 use model::{Matrix, Model, TensorType, Vector};
 
-use crate::driver::{Buffer, Context, Event, Pinned, Stream, TensorMap};
-use crate::kernels::{Kernels, Target, WIDE_ROWS};
+use crate::driver::{Buffer, Context, Event, Pinned, Stream};
+use crate::kernels::{Kernels, Target};
 
 type Result<T> = std::result::Result<T, BackendError>;
 
@@ -99,8 +99,6 @@ pub struct Projection {
     pub quants: u64,
     /// Address of the scales.
     pub scales: u64,
-    /// For `project_wide`, where the device has it.
-    pub map: Option<TensorMap>,
 }
 
 /// One transformer block; norms are addresses of fp32 vectors.
@@ -187,7 +185,6 @@ impl<'a> Plan<'a> {
             cols,
             quants: self.reserve(rows * cols / 32 * quants),
             scales: self.reserve(rows * cols / 32 * scales),
-            map: None,
         };
         let mut above = 0;
         for (i, &matrix) in parts.iter().enumerate() {
@@ -244,16 +241,12 @@ impl Weights {
 
         let place = |p: &mut Projection| {
             (p.quants, p.scales) = (p.quants + base, p.scales + base);
-            if kernels.wide() && p.kind == Kind::F16 {
-                p.map = Some(TensorMap::new(p.quants, p.rows, p.cols, WIDE_ROWS)?);
-            }
-            Ok(())
         };
-        [&mut embedding, &mut head].into_iter().try_for_each(place)?;
+        [&mut embedding, &mut head].into_iter().for_each(place);
         output_norm += base;
         for layer in &mut layers {
             let projections = [&mut layer.qkv, &mut layer.o, &mut layer.gate_up, &mut layer.down];
-            projections.into_iter().try_for_each(place)?;
+            projections.into_iter().for_each(place);
             for norm in [
                 &mut layer.attention_norm,
                 &mut layer.q_norm,

@@ -123,6 +123,14 @@ impl BackendName {
         Ok(Prepared { make, room: Box::new(host) })
     }
 
+    /// Names of the device's kernels that this process has used so far; none for a processor.
+    pub fn kernels_hit(self) -> Vec<String> {
+        match self {
+            BackendName::Cuda => cuda_kernels_hit(),
+            BackendName::Cpu | BackendName::Metal | BackendName::Oracle => Vec::new(),
+        }
+    }
+
     /// What the machine can do at most with this backend's instructions, measured now.
     pub fn peaks(self, threads: usize) -> Result<Peaks> {
         match self {
@@ -178,6 +186,16 @@ fn prepare_cuda(
     _progress: &mut Progress<'_>,
 ) -> Result<Prepared, BackendError> {
     Err(BackendError::Unavailable("this kipp was built without the feature `cuda`".into()))
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_kernels_hit() -> Vec<String> {
+    cuda::kernels_hit()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_kernels_hit() -> Vec<String> {
+    Vec::new()
 }
 
 /// A GPU that `--backend cuda` could run on.

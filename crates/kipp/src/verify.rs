@@ -128,6 +128,7 @@ pub fn run(args: Args) -> Result<()> {
             }
         };
         record["backend"] = backend.name().into();
+        record["kernels"] = backend.kernels_hit().into();
         records.push(record);
     }
     if let Some(path) = &args.json {

@@ -8,7 +8,7 @@ use super::rig::{Bench, Logits, Rig, nmse, same_bits, worse};
 use super::speculation::speculation;
 use super::{Finding, Gate, Unit};
 use crate::backend::{BackendError, KvKind};
-use crate::batch::{Answer, BLOCK, Batch, Row, Want};
+use crate::batch::{Answer, BLOCK, Batch, Input, Row, Want};
 use crate::kv::KvPool;
 use crate::sampling::{Sample, Sampler, SamplingParams, argmax};
 use crate::sequence::Sequence;
@@ -33,6 +33,8 @@ pub static GATES: &[Gate] = &[
     Gate { name: "speculation", shows: "drafts change no token", run: speculation },
     Gate { name: "kv-q8_0", shows: "8-bit KV agrees with the oracle's 8-bit KV", run: kv_q8_0 },
     Gate { name: "long-context", shows: "long contexts agree, at every split", run: long_context },
+    Gate { name: "far-context", shows: "contexts up to 32,768 agree", run: far_context },
+    Gate { name: "far-kv-q8_0", shows: "so do those of 8-bit KV", run: far_kv_q8_0 },
 ];
 
 /// One more, where the same checkpoint is at hand with exact weights.
@@ -395,4 +397,63 @@ fn long_context(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
         }
         rig.against_oracle(&format!("{len} tokens"), &found, &expected)
     }))
+}
+
+fn far_context(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
+    let far = Far::new(rig);
+    let expected = far.run(rig.oracle(far.room()))?;
+    let found = far.run(rig.subject(far.room())?)?;
+    rig.against_oracle(&far.name(), &found, &expected)
+}
+
+fn far_kv_q8_0(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
+    let (far, model) = (Far::new(rig), Arc::clone(rig.model()));
+    let expected = far.run(rig.oracle_with(&model, far.room(), KvKind::Q8_0))?;
+    let found = far.run(rig.subject_with(far.room(), KvKind::Q8_0)?)?;
+    let exact = far.run(rig.oracle_with(&model, far.room(), KvKind::Bf16))?;
+    let cost = expected.iter().zip(&exact).map(|(a, b)| nmse(a, b)).fold(5e-5, f64::max);
+    Ok(rig.within(2.0 * cost, &far.name(), &found, &expected))
+}
+
+/// Long contexts of few tokens: a table that names the same blocks again and again means nothing, but both sides must
+/// agree on it, and only the rows at its end cost the oracle time.
+struct Far {
+    prompt: Vec<u32>,
+    /// Where a few tokens begin, and they.
+    cases: Vec<(usize, Vec<u32>)>,
+}
+
+impl Far {
+    fn new(rig: &mut Rig<'_>) -> Self {
+        let longest = rig.model().spec().context.min(32_768);
+        let prompt = rig.tokens(longest.min(128));
+        let cases = [(2048, 1), (8192, 3), (16_384, 17), (longest, 32), (longest, 1)]
+            .map(|(start, count)| (start.min(longest - BLOCK), rig.tokens(count)));
+        Far { prompt, cases: cases.into() }
+    }
+
+    /// Positions that its blocks hold.
+    fn room(&self) -> usize {
+        self.prompt.len() + BLOCK
+    }
+
+    fn name(&self) -> String {
+        let starts: Vec<usize> = self.cases.iter().map(|(start, _)| *start).collect();
+        format!("contexts of {starts:?}")
+    }
+
+    /// The logits of each case's last token.
+    fn run(&self, mut bench: Bench) -> Result<Logits, BackendError> {
+        let own = (self.prompt.len() / BLOCK) as u32; // a block for the new tokens, so that none is in two places
+        let mut evaluate = |tokens: &[u32], start: usize, new: std::ops::Range<u32>| {
+            let table: Vec<u32> = (0..own).cycle().take(start / BLOCK).chain(new).collect();
+            let mut batch = Batch::default();
+            batch.push(tokens.iter().map(|&token| Input::Token(token)), start, &table);
+            batch.rows.push(Row { token: tokens.len() - 1, want: Want::Logits });
+            bench.run(&batch)
+        };
+        evaluate(&self.prompt, 0, 0..own)?;
+        let rows = self.cases.iter().map(|(start, tokens)| evaluate(tokens, *start, own..own + 1));
+        Ok(rows.collect::<Result<Vec<Logits>, _>>()?.concat())
+    }
 }
