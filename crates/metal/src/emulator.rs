@@ -32,6 +32,8 @@ pub type Fault = (&'static str, &'static str, &'static str);
 pub struct Emulator {
     fault: Option<Fault>,
     largest_buffer: usize,
+    /// Whether memory can only be copied.
+    pub refuses_to_share: bool,
     launches: AtomicU32,
     /// What was launched: kernel and function constants.
     pub launched: Mutex<BTreeSet<(&'static str, Vec<i32>)>>,
@@ -46,7 +48,8 @@ impl Emulator {
     /// A device with a fault in a kernel, or small buffers.
     pub fn with(fault: Option<Fault>, largest_buffer: usize) -> Self {
         let launched = Mutex::default();
-        Emulator { fault, largest_buffer, launches: AtomicU32::new(0), launched }
+        let launches = AtomicU32::new(0);
+        Emulator { fault, largest_buffer, refuses_to_share: false, launches, launched }
     }
 }
 
@@ -128,7 +131,8 @@ impl Device for Emulator {
 
     unsafe fn share(&self, start: *const u8, bytes: usize) -> Option<Memory> {
         let base = start.cast_mut();
-        Some(Memory { base, bytes, cells: Vec::new(), _words: Vec::new() })
+        let memory = Memory { base, bytes, cells: Vec::new(), _words: Vec::new() };
+        (!self.refuses_to_share).then_some(memory)
     }
 
     fn library(&self, kernel: &'static str, source: &str) -> Result<Box<Kernel>> {

@@ -5,7 +5,10 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use engine::conformance::{Finding, GATES, Reproducibility, Rig, Subject};
-use engine::{Backend, BackendError};
+use engine::{
+    Backend, BackendError, Batch, Input, KvConfig, KvKind, Output, Row, Sample, SamplingParams,
+    Want,
+};
 use model::{Model, Scheme, Spec};
 
 use crate::emulator::{Emulator, Fault};
@@ -25,7 +28,7 @@ const RAGGED: Spec = Spec {
     tied: false,
 };
 
-const OPTIONS: Options = Options { tokens: 256, deterministic: false };
+const OPTIONS: Options = Options { tokens: 600, deterministic: false };
 
 fn ragged(scheme: Scheme, head: Scheme) -> Arc<Model> {
     Arc::new(Model::synthetic(RAGGED, (scheme, head), 1).expect("synthetic"))
@@ -171,6 +174,58 @@ fn weights_are_cut_at_tensors() {
     let device = Emulator::with(None, largest - 1);
     let error = MetalModel::load(device, &model, OPTIONS).err().expect("a tensor is too large");
     assert!(matches!(error, BackendError::Memory { .. }), "{error}");
+}
+
+/// Where memory cannot be shared, every tensor is copied once.
+#[test]
+fn weights_that_cannot_be_shared_are_copied() {
+    let model = ragged(Scheme::Q4_0, Scheme::Q8_0);
+    let mut device = Emulator::new();
+    device.refuses_to_share = true;
+    let loaded = MetalModel::load(device, &model, OPTIONS).expect("load");
+    assert!(loaded.describe().contains(", 0 bytes of weights mapped"), "{}", loaded.describe());
+    run(&model, &loaded, 1e-6, 19, &["logits"]).expect("logits");
+}
+
+/// A step may be submitted before the token that it continues with has been read.
+#[test]
+fn a_step_follows_a_token_that_nobody_has_read() {
+    let model = ragged(Scheme::Bf16, Scheme::Bf16);
+    let loaded = MetalModel::load(Emulator::new(), &model, OPTIONS).expect("load");
+    let row = |position| {
+        let params = SamplingParams { temperature: 0.9, seed: 5, ..Default::default() };
+        Row { token: 0, want: Want::Sample(Box::new(Sample::new(params, position))) }
+    };
+    let batch = |input, position| {
+        let mut batch = Batch::default();
+        batch.push([input], position, &[0]);
+        batch.rows.push(row(position as u32 + 1));
+        batch
+    };
+    let new = || {
+        let kv = KvConfig { blocks: 1, kind: KvKind::Bf16 };
+        MetalBackend::new(&loaded, kv).expect("a backend")
+    };
+    let drawn = |output: &Output| output.tokens()[0].expect("a token");
+    let (mut output, mut alone, mut ahead) = (Output::default(), Vec::new(), Vec::new());
+    let (mut backend, mut input) = (new(), 3);
+    for position in 0..4 {
+        backend.forward(&batch(Input::Token(input), position), &mut output).expect("a step");
+        input = drawn(&output);
+        alone.push(input);
+    }
+    let mut backend = new();
+    backend.submit(&batch(Input::Token(3), 0)).expect("a step");
+    for position in 1..5 {
+        let next = backend.submit(&batch(Input::Sampled(0), position));
+        next.expect("a step");
+        backend.collect(&mut output).expect("an answer");
+        ahead.push(drawn(&output));
+    }
+    assert_eq!(alone, ahead);
+    backend.submit(&batch(Input::Sampled(0), 5)).expect("a second one in flight");
+    let third = backend.submit(&batch(Input::Sampled(0), 6));
+    assert!(matches!(third, Err(BackendError::Batch(_))), "{third:?}");
 }
 
 /// Loads a model with a fault in a kernel and runs a gate; says what was found.
