@@ -7,7 +7,7 @@ use std::sync::Arc;
 use engine::conformance::{Finding, GATES, Reproducibility, Rig, Subject};
 use engine::{
     Backend, BackendError, Batch, Input, KvConfig, KvKind, Output, Row, Sample, SamplingParams,
-    Want,
+    Sequence, Want,
 };
 use model::{Model, Scheme, Spec};
 
@@ -92,7 +92,7 @@ fn all_gates(model: &Arc<Model>, seed: u64) -> Launched {
     })
 }
 
-/// Every kernel is one that the gates hit, each kind of cache and each tile of `project_few` included.
+/// Every kernel is one that the gates hit, in each kind of cache and each tile of `project_few` that it knows.
 fn covers_everything(launched: &Launched) {
     for (name, _) in SOURCES {
         let with = |index: usize| -> BTreeSet<i32> {
@@ -102,7 +102,7 @@ fn covers_everything(launched: &Launched) {
         assert!(!kv.is_empty(), "no gate launched {name}");
         if name == "project_few" {
             assert_eq!(tile, [1, 2, 4, 8].into(), "{name}");
-        } else if !name.starts_with("project") {
+        } else if ["rope", "attend_split", "attend_flash"].contains(&name) {
             assert_eq!(kv, [0, 1].into(), "{name}");
         }
     }
@@ -174,6 +174,41 @@ fn weights_are_cut_at_tensors() {
     let device = Emulator::with(None, largest - 1);
     let error = MetalModel::load(device, &model, OPTIONS).err().expect("a tensor is too large");
     assert!(matches!(error, BackendError::Memory { .. }), "{error}");
+}
+
+/// Bytes in the cache where the gates have none: more than one chunk of a decoding step, and copied blocks.
+#[test]
+fn chunks_and_copies_of_bytes() {
+    let model = ragged(Scheme::Bf16, Scheme::Bf16);
+    let loaded = MetalModel::load(Emulator::new(), &model, OPTIONS).expect("load");
+    let mut make = |kv| Ok(Box::new(MetalBackend::new(&loaded, kv)?) as Box<dyn Backend>);
+    let mut rig = Rig::new(Subject {
+        model: Arc::clone(&model),
+        make: &mut make,
+        reproducibility: Reproducibility::WithinClass,
+        bound: 1e-5,
+        threads: 1,
+        seed: 20,
+    });
+    let (prompt, more) = (rig.tokens(300), rig.tokens(4));
+    let subject = rig.subject(640, KvKind::Q8_0).expect("a backend");
+    let [found, expected] = [subject, rig.oracle(640, KvKind::Q8_0)].map(|mut bench| {
+        let mut trunk = Sequence::new(prompt.clone());
+        let mut logits = bench.evaluate(&mut [&mut trunk], 300, 1).expect("a prompt");
+        // Both write into what was one block.
+        let mut fork = trunk.fork(&mut bench.pool);
+        for sequence in [&mut trunk, &mut fork] {
+            sequence.append(&more);
+            logits.extend(bench.evaluate(&mut [sequence], 4, 4).expect("a step"));
+        }
+        logits
+    });
+    let finding = rig.within(1e-5, "300 tokens", &found, &expected);
+    assert!(finding.holds() && found.len() == 9, "{finding:?}");
+    let launched = loaded.device().launched.lock().unwrap().clone();
+    for name in ["attend_merge", "copy_blocks"] {
+        assert!(launched.iter().any(|(n, constants)| *n == name && constants[4] == 1), "{name}");
+    }
 }
 
 /// Where memory cannot be shared, every tensor is copied once.
