@@ -191,18 +191,19 @@ fn chunks_and_copies_of_bytes() {
         seed: 20,
     });
     let (prompt, more) = (rig.tokens(300), rig.tokens(4));
-    let subject = rig.subject(640, KvKind::Q8_0).expect("a backend");
-    let [found, expected] = [subject, rig.oracle(640, KvKind::Q8_0)].map(|mut bench| {
-        let mut trunk = Sequence::new(prompt.clone());
-        let mut logits = bench.evaluate(&mut [&mut trunk], 300, 1).expect("a prompt");
-        // Both write into what was one block.
-        let mut fork = trunk.fork(&mut bench.pool);
-        for sequence in [&mut trunk, &mut fork] {
-            sequence.append(&more);
-            logits.extend(bench.evaluate(&mut [sequence], 4, 4).expect("a step"));
-        }
-        logits
-    });
+    let subject = rig.subject_with(640, KvKind::Q8_0).expect("a backend");
+    let [found, expected] =
+        [subject, rig.oracle_with(&model, 640, KvKind::Q8_0)].map(|mut bench| {
+            let mut trunk = Sequence::new(prompt.clone());
+            let mut logits = bench.evaluate(&mut [&mut trunk], 300, 1).expect("a prompt");
+            // Both write into what was one block.
+            let mut fork = trunk.fork(&mut bench.pool);
+            for sequence in [&mut trunk, &mut fork] {
+                sequence.append(&more);
+                logits.extend(bench.evaluate(&mut [sequence], 4, 4).expect("a step"));
+            }
+            logits
+        });
     let finding = rig.within(1e-5, "300 tokens", &found, &expected);
     assert!(finding.holds() && found.len() == 9, "{finding:?}");
     let launched = loaded.device().launched.lock().unwrap().clone();
