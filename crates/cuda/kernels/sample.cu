@@ -180,7 +180,7 @@ __device__ void alternatives(const Row& row, int count, float log_sum, float2* o
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sample(float* logits, const Stats* stats, Answer* answers, float2* tops, int* drawn, int* step, int vocab,
+    sample(float* logits, const Stats* stats, int parts, Answer* answers, float2* tops, int* drawn, int* step, int vocab,
            int first) {
     __shared__ unsigned long long bins[BINS];
     __shared__ Best scratch[THREADS / 32];
@@ -193,11 +193,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (draw.want == LOGITS) return;
 
     // Whole-row statistics from those of the parts, which every warp merges alike.
-    Stats part = stats[blockIdx.x * PARTS + threadIdx.x % 32];
-    Best best = warp_best({part.largest, part.token});
-    float sum = warp_sum(part.sum * __expf(part.largest - best.value));
-    float log_sum = best.value + logf(sum);
-    if (!__all_sync(0xffffffffu, part.finite)) {
+    const int lane = threadIdx.x % 32;
+    stats += blockIdx.x * parts;
+    Best best = {-INFINITY, vocab};
+    bool finite = true;
+    for (int i = lane; i < parts; i += 32) {
+        best = better(best, {stats[i].largest, stats[i].token});
+        finite &= stats[i].finite != 0;
+    }
+    best = warp_best(best);
+    float sum = 0.0f;
+    for (int i = lane; i < parts; i += 32) sum += stats[i].sum * __expf(stats[i].largest - best.value);
+    float log_sum = best.value + logf(warp_sum(sum));
+    if (!__all_sync(0xffffffffu, finite)) {
         if (threadIdx.x == 0) answer = {}, drawn[index] = 0;
         return;
     }

@@ -8,6 +8,7 @@ use engine::rope::Rope;
 use engine::{Backend, BackendError, Batch, Input, KvConfig, KvKind, Limits, Output, Want};
 use model::{KV_HEADS, Model, Spec};
 
+use crate::decode::{Decode, Surroundings};
 use crate::driver::{Buffer, Context, Device, Event, Graph, Pinned, Stream};
 use crate::forward::{Activations, BLOCK_ROWS, Forward, Sizes, cache_row_bytes};
 use crate::kernels::{Cache, Kernels, Partials};
@@ -103,6 +104,8 @@ pub struct CudaBackend {
     drew: Vec<bool>,
     activations: Activations,
     caches: Vec<(Cache, Cache)>,
+    /// The kernel of steps of one token, where there is one.
+    decode: Option<Decode>,
     /// Forward passes by what their launches depend on: sizes and answer rows.
     graphs: HashMap<(Sizes, usize), Graph>,
     // Fields drop in this order: the stream waits for its work before memory goes.
@@ -162,6 +165,7 @@ impl CudaBackend {
             drew: Vec::new(),
             activations,
             caches,
+            decode: None,
             graphs: HashMap::new(),
             stream,
             kernels,
@@ -174,7 +178,23 @@ impl CudaBackend {
             model: model.clone(),
         };
         backend.upload_frequencies()?;
+        backend.decode = backend.new_decode()?;
         Ok(backend)
+    }
+
+    fn new_decode(&self) -> Result<Option<Decode>> {
+        let (model, a) = (&self.model, &self.activations);
+        let around = Surroundings {
+            pool: Cache { values: self.pool.address(), scales: self.scales.address() },
+            blocks: self.kv.blocks,
+            kv: self.kv.kind,
+            frequencies: a.frequencies,
+            drawn: a.drawn,
+            logits: a.logits,
+            stats: a.stats,
+        };
+        let (stream, kernels) = (&self.stream, &self.kernels);
+        Decode::new(&model.context, stream, kernels, &model.spec, &model.weights, around)
     }
 
     fn upload_frequencies(&mut self) -> Result<()> {
@@ -258,7 +278,12 @@ impl CudaBackend {
         let all_rows = step + Field::Rows as u64 * 4;
         let recorded =
             sizes.flashes == 0 && sizes.tokens <= RECORDED && self.step.groups.len() == 1;
-        let owed = if recorded {
+        let decode = self.decode.as_mut().filter(|_| sizes.tokens == 1 && asked.len() == 1);
+        let owed = if let Some(decode) = decode {
+            let parts = decode.run(&self.stream, step)?;
+            forward.sample(0, 1, parts)?;
+            None
+        } else if recorded {
             // Work items grow with the context: launches have room for the next power of two.
             let room = |items: usize| if items == 0 { 0 } else { items.next_power_of_two() };
             let sizes = Sizes { splits: room(sizes.splits), ..sizes };

@@ -276,13 +276,13 @@ pub enum Element {
     U8,
 }
 
-/// How the copy engine of Hopper finds boxes of a row-major matrix; kernels take it by value.
+/// How the copy engine of Hopper finds boxes of a tensor; kernels take it by value.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct TensorMap(sys::CUtensorMap);
 
 impl TensorMap {
-    /// Boxes of 64 columns and `box_rows` rows of `[rows, cols]` at `address`, swizzled for wgmma; rows past the end
+    /// Boxes of 64 columns and `box_rows` rows of fp16 `[rows, cols]` at `address`, swizzled for wgmma; rows past the end
     /// are zeros.
     pub fn new(address: u64, rows: usize, cols: usize, box_rows: usize) -> Result<Self> {
         Self::boxes(address, Element::F16, [rows, cols], [box_rows, 64])
@@ -296,30 +296,53 @@ impl TensorMap {
         shape: [usize; 2],
         part: [usize; 2],
     ) -> Result<Self> {
+        let bytes = match element {
+            Element::F16 => 2,
+            Element::F32 => 4,
+            Element::U8 => 1,
+        };
+        let dims = shape.map(|n| n as u64);
+        let part = part.map(|n| n as u32);
+        let (dims, part) = ([dims[1], dims[0]], [part[1], part[0]]);
+        Self::tensor(address, element, &dims, &[dims[0] * bytes], &part, true)
+    }
+
+    /// Boxes of `part` elements of a tensor of `dims` elements, the first dimension contiguous and the others `strides`
+    /// bytes apart; `swizzled` as above by the first dimension of `part`, or plain.
+    pub fn tensor(
+        address: u64,
+        element: Element,
+        dims: &[u64],
+        strides: &[u64],
+        part: &[u32],
+        swizzled: bool,
+    ) -> Result<Self> {
         use sys::CUtensorMapDataType::*;
         use sys::CUtensorMapSwizzle::*;
-        let (element, bytes) = match element {
+        let (ty, bytes) = match element {
             Element::F16 => (CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2),
             Element::F32 => (CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4),
             Element::U8 => (CU_TENSOR_MAP_DATA_TYPE_UINT8, 1),
         };
-        let swizzle = match part[1] * bytes {
-            128 => CU_TENSOR_MAP_SWIZZLE_128B,
-            64 => CU_TENSOR_MAP_SWIZZLE_64B,
+        let swizzle = match part[0] * bytes {
+            128 if swizzled => CU_TENSOR_MAP_SWIZZLE_128B,
+            64 if swizzled => CU_TENSOR_MAP_SWIZZLE_64B,
             _ => CU_TENSOR_MAP_SWIZZLE_NONE,
         };
+        let rank = dims.len();
+        assert!(strides.len() + 1 == rank && part.len() == rank && rank <= 5);
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        // SAFETY: the arrays have the two (or one) elements of the rank and are read during the call only.
+        // SAFETY: the arrays have as many elements as the rank says (strides one less) and are read during the call only.
         unsafe {
             driver!(cuTensorMapEncodeTiled(
                 &mut map,
-                element,
-                2,
+                ty,
+                rank as u32,
                 address as *mut c_void,
-                [shape[1] as u64, shape[0] as u64].as_ptr(),
-                [(shape[1] * bytes) as u64].as_ptr(),
-                [part[1] as u32, part[0] as u32].as_ptr(),
-                [1, 1].as_ptr(),
+                dims.as_ptr(),
+                strides.as_ptr(),
+                part.as_ptr(),
+                [1; 5].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle,
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -496,11 +519,49 @@ impl Stream {
         shared: u32,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        let mut attribute = sys::CUlaunchAttribute {
+        let attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
+        let attribute = self.overlap.then_some(attribute);
+        // SAFETY: the caller's.
+        unsafe { self.launch_with(attribute, function, grid, threads, shared, arguments) }
+    }
+
+    /// Queues a kernel whose `blocks` blocks wait for each other: it starts when all of them fit on the device.
+    ///
+    /// # Safety
+    /// As for [`Stream::launch`].
+    pub unsafe fn launch_together(
+        &self,
+        function: Function,
+        blocks: u32,
+        threads: u32,
+        shared: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        let attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { cooperative: 1 },
+        };
+        let grid = [blocks, 1, 1];
+        // SAFETY: the caller's.
+        unsafe { self.launch_with(Some(attribute), function, grid, threads, shared, arguments) }
+    }
+
+    /// # Safety
+    /// As for [`Stream::launch`].
+    unsafe fn launch_with(
+        &self,
+        mut attribute: Option<sys::CUlaunchAttribute>,
+        function: Function,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -510,8 +571,8 @@ impl Stream {
             blockDimZ: 1,
             sharedMemBytes: shared,
             hStream: self.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(self.overlap),
+            numAttrs: u32::from(attribute.is_some()),
+            attrs: attribute.as_mut().map_or(ptr::null_mut(), |a| a),
         };
         function.launched.store(true, Ordering::Relaxed);
         let (function, arguments) = (function.function, arguments.as_mut_ptr());

@@ -189,7 +189,26 @@ impl Forward<'_> {
         k.rms_norm(stream, step, rows, Some(first), a.x, owed, norm, a.last, hidden)?;
         k.project(stream, &self.weights.head, a.last, a.logits, rows, count, Epilogue::Store)?;
         k.logits_stats(stream, step, rows, first, a.logits, a.stats, vocab)?;
-        k.sample(stream, step, rows, first, a.logits, a.stats, a.answers, a.tops, a.drawn, vocab)
+        self.sample(first, rows, PARTS)
+    }
+
+    /// Answers of `rows` answer rows from `first` on, whose logits have statistics in `parts` parts.
+    pub fn sample(&self, first: usize, rows: usize, parts: usize) -> Result<()> {
+        let (a, vocab) = (&self.activations, self.spec.vocab);
+        let (logits, stats) = (a.logits, a.stats);
+        self.kernels.sample(
+            self.stream,
+            self.step,
+            rows,
+            first,
+            logits,
+            stats,
+            parts,
+            a.answers,
+            a.tops,
+            a.drawn,
+            vocab,
+        )
     }
 }
 

@@ -31,6 +31,14 @@ pub const PARTS: usize = 32;
 /// Output tiles that can be split at once.
 const ARRIVALS: usize = 16 << 10;
 
+/// Types of layers and head that `decode` serves: those that files have unless they are asked for another head.
+const DECODED: [(Kind, Kind); 4] = [
+    (Kind::F16, Kind::F16),
+    (Kind::Q8_0, Kind::Q8_0),
+    (Kind::Q4_0, Kind::Q8_0),
+    (Kind::Q4_1, Kind::Q8_0),
+];
+
 /// What becomes of a projection's sums.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Epilogue {
@@ -156,6 +164,8 @@ pub struct Kernels {
     prefill: Option<Prefill>,
     /// Batches, likewise.
     batch: Option<BatchKernels>,
+    /// The whole step of one token by the types of layers and head, likewise.
+    decode: Vec<((Kind, Kind), Function)>,
     embed: [Function; 4],
     repack: [Function; 4],
     rms_norm: Function,
@@ -236,6 +246,10 @@ impl Kernels {
         let attend_split = by_kv("attend_split")?;
         attend_split.allow_shared(SPLIT_RINGS)?;
         let hopper = context.device.capability == (9, 0) && !options.generic;
+        let decode = |&(layers, head): &(Kind, Kind)| {
+            let [name, head_name] = [layers, head].map(|kind| Kind::NAMES[kind as usize]);
+            Ok(((layers, head), find("decode", &format!("decode_{name}_{head_name}"))?))
+        };
         let multiprocessors = context.device.multiprocessors as usize;
         // splits x rows is at most 160 x 128 wherever `project_many` splits (`splits`).
         let parts = (SPLIT * 160 * 128 * 4).max(PARTS_BYTES);
@@ -248,6 +262,10 @@ impl Kernels {
             project_many: each(many)?,
             prefill: if hopper { Prefill::load(context, kv, find)? } else { None },
             batch: if hopper { Some(BatchKernels::load(find, multiprocessors)?) } else { None },
+            decode: match hopper && !options.deterministic {
+                true => DECODED.iter().map(decode).collect::<Result<_>>()?,
+                false => Vec::new(),
+            },
             embed: kinds("embed")?,
             repack: each(|kind| find("repack", &format!("repack_{}", Kind::FILE_NAMES[kind])))?,
             rms_norm: find("norm", "rms_norm")?,
@@ -262,6 +280,14 @@ impl Kernels {
             deterministic: options.deterministic,
             _modules: modules,
         })
+    }
+
+    /// The kernel of a one-token step, if there is one for these types.
+    pub fn decode(&self, layers: Kind, head: Kind) -> Option<Function> {
+        self.decode
+            .iter()
+            .find(|(kinds, _)| *kinds == (layers, head))
+            .map(|&(_, function)| function)
     }
 
     /// `blocks` blocks of 32 elements of whole rows of a file to their place in a matrix.
@@ -510,7 +536,7 @@ impl Kernels {
         launch!(stream, self.logits_stats, grid, 256, 0, [logits, stats, step, vocab, first])
     }
 
-    /// Answers of `rows` rows from `first` on.
+    /// Answers of `rows` rows from `first` on, whose statistics come in `parts` parts a row.
     #[expect(clippy::too_many_arguments, reason = "the kernel's")]
     pub fn sample(
         &self,
@@ -520,20 +546,21 @@ impl Kernels {
         first: usize,
         logits: u64,
         stats: u64,
+        parts: usize,
         answers: u64,
         tops: u64,
         drawn: u64,
         vocab: usize,
     ) -> Result<()> {
         let grid = [rows as u32, 1, 1];
-        let (vocab, first) = (vocab as i32, first as i32);
+        let (vocab, first, parts) = (vocab as i32, first as i32, parts as i32);
         launch!(
             stream,
             self.sample,
             grid,
             1024,
             0,
-            [logits, stats, answers, tops, drawn, step, vocab, first]
+            [logits, stats, parts, answers, tops, drawn, step, vocab, first]
         )
     }
 }

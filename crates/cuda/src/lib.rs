@@ -8,6 +8,7 @@
 
 mod backend;
 mod batch;
+mod decode;
 mod driver;
 mod forward;
 mod kernels;

@@ -76,7 +76,7 @@ impl Kind {
     }
 
     /// Bytes of quants and of scales of a block of 32.
-    const fn block_bytes(self) -> (usize, usize) {
+    pub const fn block_bytes(self) -> (usize, usize) {
         match self {
             Kind::F16 => (64, 0),
             Kind::Q8_0 => (32, 2),

@@ -1,0 +1,381 @@
+// The decode kernel's attention (decode.cu): one KV head over a part of the context, and the merging of parts.
+//
+// A warp takes half a KV block, 16 positions, at a time. The query heads of the KV head are rows 0-7 of the A operand as
+// their high fp16 parts, rows 8-15 as the low ones; keys and values are B. A slot of the ring holds a block's keys, then its
+// values, lines of 128 bytes swizzled as they came: [dims 0-63, 64-127][32 positions] of fp16, or [32 positions] of
+// bytes and then the scales of keys and of values.
+#pragma once
+
+#include "decode_product.cuh"
+
+#if HOPPER
+
+constexpr int HALF = BLOCK / 2;
+constexpr int MAX_GROUP = 8;  // query heads of a KV head
+
+// One KV head's part of the attention: which blocks of the context, and whether the last of them takes the new position,
+// whose key and value arrive in the posted q, k, v and are appended to the cache.
+struct Part {
+    int head, first, units, position;
+    bool tail;
+    Cache keys, values;  // of the layer
+    size_t row;          // the new position's head row in both
+};
+
+// What attention keeps in shared memory, where the vectors of the products lie in other phases.
+struct AttentionMemory {
+    float outputs[CONSUMERS][MAX_GROUP][PARTIAL];
+    __align__(16) __half queries[2][MAX_GROUP][HEAD];  // high and low parts
+    __align__(16) __half fresh[2][HEAD];               // the new key and value: fp16, or bytes
+    float fresh_scale[2];
+};
+
+// bf16 rounding, kept as fp16; what fp16 cannot hold saturates.
+__device__ __forceinline__ float cached(float x) {
+    return fminf(fmaxf(__bfloat162float(__float2bfloat16_rn(x)), -65504.0f), 65504.0f);
+}
+
+// Norms, rotates and scales the queries, norms and rotates the new key, all into shared memory; appends key and value.
+template <Kv KIND>
+__device__ __forceinline__ void prepare_heads(const Consumer& c, const DecodeArgs& args, const Part& part, int group, uint32_t tag,
+                                              const float* q_norm, const float* k_norm, AttentionMemory& m) {
+    const float4 rotation = reinterpret_cast<const float4*>(c.rotations)[c.lane];  // cos, sin of two pairs
+    const float* qkv = args.scratch + args.qkv;
+    for (int i = c.warp; i < group + 2; i += CONSUMERS) {
+        const float* from = i < group ? qkv + (part.head * group + i) * HEAD
+                                      : qkv + (args.heads + (i - group) * KV_HEADS + part.head) * HEAD;
+        const float2* norm = reinterpret_cast<const float2*>(i < group ? q_norm : k_norm);
+        float2 na = __ldg(norm + c.lane), nb = __ldg(norm + c.lane + 32), a, b;
+        Patience patience;
+        for (;;) {
+            load_posted(a, from + 2 * c.lane), load_posted(b, from + 64 + 2 * c.lane);
+            if (tagged(a, tag) && tagged(b, tag)) break;
+            patience.spend();
+        }
+        __syncwarp();
+        if (i <= group) {
+            float r = rsqrtf(warp_sum((a.x * a.x + a.y * a.y) + (b.x * b.x + b.y * b.y)) / HEAD + EPSILON);
+            a.x *= r * na.x, a.y *= r * na.y, b.x *= r * nb.x, b.y *= r * nb.y;
+            float2 ra = make_float2(a.x * rotation.x - b.x * rotation.y, a.y * rotation.z - b.y * rotation.w);
+            float2 rb = make_float2(b.x * rotation.x + a.x * rotation.y, b.y * rotation.z + a.y * rotation.w);
+            a = ra, b = rb;
+        }
+        if (i < group) {
+            constexpr float SCALE = 0.08838834764831845f * 1.4426950408889634f;  // exp(x / sqrt(128)) as a power of two
+            auto* high = reinterpret_cast<uint32_t*>(m.queries[0][i]) + c.lane;
+            auto* low = reinterpret_cast<uint32_t*>(m.queries[1][i]) + c.lane;
+            split(a.x * SCALE, a.y * SCALE, high[0], low[0]);
+            split(b.x * SCALE, b.y * SCALE, high[32], low[32]);
+            continue;
+        }
+        const int which = i - group;
+        const Cache& cache = which ? part.values : part.keys;
+        if constexpr (KIND == KV_BF16) {
+            auto* to = reinterpret_cast<uint32_t*>(m.fresh[which]) + c.lane;
+            to[0] = pack(cached(a.x), cached(a.y)), to[32] = pack(cached(b.x), cached(b.y));
+            if (part.tail) {
+                auto* cell = reinterpret_cast<uint32_t*>(cache.values) + part.row * (HEAD / 2) + c.lane;
+                cell[0] = to[0], cell[32] = to[32];
+            }
+        } else {
+            float most = warp_max(fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y))));
+            float scale = most / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+            auto* to = reinterpret_cast<char2*>(m.fresh[which]) + c.lane;
+            to[0] = make_char2(__float2int_rn(a.x * inverse), __float2int_rn(a.y * inverse));
+            to[32] = make_char2(__float2int_rn(b.x * inverse), __float2int_rn(b.y * inverse));
+            if (c.lane == 0) m.fresh_scale[which] = scale;
+            if (part.tail) {
+                auto* cell = reinterpret_cast<char2*>(cache.values) + part.row * (HEAD / 2) + c.lane;
+                cell[0] = to[0], cell[32] = to[32];
+                if (c.lane == 0) cache.scales[part.row] = scale;
+            }
+        }
+    }
+}
+
+// Shared address of a 16-byte piece of a position's keys or values.
+template <Kv KIND>
+__device__ __forceinline__ uint32_t piece_at(uint32_t rows, int position, int piece) {
+    return rows + (KIND == KV_BF16 ? piece / 8 * (BLOCK * LINE) : 0) + position * LINE + (((piece ^ position) & 7) << 4);
+}
+
+__device__ constexpr int rows_bytes(Kv kind) { return kind == KV_BF16 ? BLOCK * HEAD * 2 : BLOCK * HEAD; }
+
+// Completes a block in shared memory with the newest position: its key and value, and, for fp16, zeros for the values
+// after it in its half, which nobody may have written yet.
+template <Kv KIND>
+__device__ __forceinline__ void complete_half(const Consumer& c, uint32_t keys, int newest, const AttentionMemory& m) {
+    constexpr int PIECES = KIND == KV_BF16 ? 16 : 8;
+    const uint32_t values = keys + rows_bytes(KIND);
+    if constexpr (KIND == KV_BF16)
+        for (int i = c.lane; i < HALF * PIECES; i += 32) {
+            int position = newest / HALF * HALF + i / PIECES;
+            if (position > newest)
+                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(piece_at<KIND>(values, position, i % PIECES)), "r"(0)
+                             : "memory");
+        }
+    if (c.lane < 2 * PIECES) {
+        uint4 v = reinterpret_cast<const uint4*>(m.fresh[c.lane / PIECES])[c.lane % PIECES];
+        uint32_t to = piece_at<KIND>(c.lane < PIECES ? keys : values, newest, c.lane % PIECES);
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    }
+    if (KIND == KV_Q8_0 && c.lane < 2)
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(values + rows_bytes(KIND) + (c.lane * BLOCK + newest) * 4),
+                     "f"(m.fresh_scale[c.lane])
+                     : "memory");
+    __syncwarp();
+}
+
+__device__ __forceinline__ float2 load_pair(uint32_t at) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// A warp's running attention output, of the heads in rows lane / 4; high and low parts are added at the end. fp16: tile d
+// holds dims 8 d + 2 t and the next; bytes: tiles 2 d and 2 d + 1 hold dims 16 d + 4 t, + 2 and 16 d + 4 t + 1, + 3.
+template <Kv KIND>
+struct Running {
+    float o[HEAD / 8][4] = {};
+    float highest = -INFINITY, total = 0;  // over the columns of the lane's quad
+
+    // The queries as A operands for 16 dims each, in the order in which keys come.
+    static __device__ __forceinline__ void load_queries(uint32_t (&q)[HEAD / 16][4], const AttentionMemory& m, int group, int lane) {
+        const int g = lane / 4 % group, t = lane % 4;  // unused rows repeat the heads
+        const auto* high = reinterpret_cast<const uint32_t*>(m.queries[0][g]);
+        const auto* low = reinterpret_cast<const uint32_t*>(m.queries[1][g]);
+#pragma unroll
+        for (int k = 0; k < HEAD / 16; k++) {
+            int first = KIND == KV_BF16 ? 8 * k + t : 8 * (2 * t + k / 4) + 2 * (k % 4), second = first + (KIND == KV_BF16 ? 4 : 1);
+            q[k][0] = high[first], q[k][1] = low[first], q[k][2] = high[second], q[k][3] = low[second];
+        }
+    }
+
+    // Adds positions `half` * 16 and on of a block, `valid` of them.
+    __device__ __forceinline__ void add_half(const uint32_t (&q)[HEAD / 16][4], uint32_t keys, int half, int valid, int lane) {
+        const uint32_t values = keys + rows_bytes(KIND), scales = values + rows_bytes(KIND);
+        const int g = lane / 4, t = lane % 4;
+        float s[2][4] = {}, u[2][4] = {};
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int position = half * HALF + n * 8;
+            if constexpr (KIND == KV_BF16) {
+#pragma unroll
+                for (int k = 0; k < HEAD / 32; k++) {
+                    uint32_t b[4];
+                    ldmatrix(b, piece_at<KIND>(keys, position + lane % 8, k * 4 + lane / 8));
+                    mma_next(s[n], q[2 * k][0], q[2 * k][1], q[2 * k][2], q[2 * k][3], b[0], b[1]);
+                    mma_next(u[n], q[2 * k + 1][0], q[2 * k + 1][1], q[2 * k + 1][2], q[2 * k + 1][3], b[2], b[3]);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    uint32_t w[4];
+                    load_shared(w, piece_at<KIND>(keys, position + g, 2 * t + i));
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        uint2 b = widen(w[j]);
+                        const uint32_t(&a)[4] = q[i * 4 + j];
+                        mma_next(j % 2 ? u[n] : s[n], a[0], a[1], a[2], a[3], b.x, b.y);
+                    }
+                }
+            }
+        }
+        float top = highest;
+        float2 value_scale[2];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int column = n * 8 + t * 2;
+            float2 key_scale = make_float2(1, 1);
+            if constexpr (KIND == KV_Q8_0) {
+                key_scale = load_pair(scales + (half * HALF + column) * 4);
+                value_scale[n] = load_pair(scales + (BLOCK + half * HALF + column) * 4);
+                // What lies after the newest position may be no number.
+                if (column >= valid) value_scale[n].x = 0;
+                if (column + 1 >= valid) value_scale[n].y = 0;
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float v = (s[n][j] + s[n][j + 2]) + (u[n][j] + u[n][j + 2]);
+                if constexpr (KIND == KV_Q8_0) v *= j ? key_scale.y : key_scale.x;
+                s[n][j] = column + j < valid ? v : -INFINITY;
+                top = fmaxf(top, s[n][j]);
+            }
+        }
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        const float rescale = power_of_two(highest - top);
+        highest = top;
+        total *= rescale;
+        uint32_t p[2][2];  // high and low parts
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float p0 = power_of_two(s[n][0] - top), p1 = power_of_two(s[n][1] - top);
+            total += p0 + p1;
+            if constexpr (KIND == KV_Q8_0) p0 *= value_scale[n].x, p1 *= value_scale[n].y;
+            split(p0, p1, p[n][0], p[n][1]);
+        }
+#pragma unroll
+        for (int d = 0; d < HEAD / 8; d++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) o[d][j] *= rescale;
+#pragma unroll
+        for (int d = 0; d < HEAD / 16; d++) {
+            uint32_t b[4];
+            if constexpr (KIND == KV_BF16) {
+                ldmatrix_transposed(b, piece_at<KIND>(values, half * HALF + lane / 8 % 2 * 8 + lane % 8, 2 * d + lane / 16));
+                mma_next(o[2 * d], p[0][0], p[0][1], p[1][0], p[1][1], b[0], b[1]);
+                mma_next(o[2 * d + 1], p[0][0], p[0][1], p[1][0], p[1][1], b[2], b[3]);
+            } else if (d % 2 == 0) {
+                // Halves of two dims each: positions 2 t, 2 t + 1 of dims 2 g, 2 g + 1 of pieces d and d + 1.
+                ldmatrix_transposed(b, piece_at<KIND>(values, half * HALF + lane / 8 % 2 * 8 + lane % 8, d + lane / 16));
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    uint32_t low = b[2 * i] ^ 0x80808080, high = b[2 * i + 1] ^ 0x80808080;
+                    mma_next(o[2 * (d + i)], p[0][0], p[0][1], p[1][0], p[1][1], byte_pair(low, 0x4240), byte_pair(high, 0x4240));
+                    mma_next(o[2 * (d + i) + 1], p[0][0], p[0][1], p[1][0], p[1][1], byte_pair(low, 0x4341), byte_pair(high, 0x4341));
+                }
+            }
+        }
+    }
+
+    // Two bytes, offset by 128, as fp16.
+    static __device__ __forceinline__ uint32_t byte_pair(uint32_t word, uint32_t which) {
+        return bits(__hsub2(halves(__byte_perm(word, 0x64646464, which)), __float2half2_rn(1152.0f)));
+    }
+
+    // The warp's output for the rows that are heads.
+    __device__ __forceinline__ void store(float (&to)[MAX_GROUP][PARTIAL], int group, int lane) {
+        const int g = lane / 4, t = lane % 4;
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        if (g >= group) return;
+#pragma unroll
+        for (int d = 0; d < HEAD / 16; d++) {
+            float a0 = o[2 * d][0] + o[2 * d][2], a1 = o[2 * d][1] + o[2 * d][3];
+            float b0 = o[2 * d + 1][0] + o[2 * d + 1][2], b1 = o[2 * d + 1][1] + o[2 * d + 1][3];
+            if constexpr (KIND == KV_BF16) {
+                *reinterpret_cast<float2*>(to[g] + d * 16 + t * 2) = make_float2(a0, a1);
+                *reinterpret_cast<float2*>(to[g] + d * 16 + 8 + t * 2) = make_float2(b0, b1);
+            } else {
+                *reinterpret_cast<float4*>(to[g] + d * 16 + t * 4) = make_float4(a0, b0, a1, b1);
+            }
+        }
+        if (t == 0) to[g][HEAD] = highest, to[g][HEAD + 1] = total;
+    }
+};
+
+// One part of a KV head's attention. Posts the head's output where the context has one part, else the part's unscaled
+// outputs, maxima and sums, [query head][CONTEXT_PARTS][PARTIAL].
+template <Kv KIND>
+__device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, const Part& part, int split, bool alone, uint32_t tag,
+                                       const float* q_norm, const float* k_norm, uint32_t* counter) {
+    AttentionMemory& m = *reinterpret_cast<AttentionMemory*>(c.vector);
+    const int group = args.heads / KV_HEADS;
+    prepare_heads<KIND>(c, args, part, group, tag, q_norm, k_norm, m);
+    c.sync();
+    uint32_t q[HEAD / 16][4];
+    Running<KIND> running;
+    running.load_queries(q, m, group, c.lane);
+
+    for (int u = 0; u < part.units; u++, c.ring.advance()) {
+        if (c.warp == 0 && c.lane == 0) *c.far = u + 4 < part.units;
+        c.ring.wait_full();  // everybody: a warp that let a whole turn pass could not tell it from the next
+        if (u % (CONSUMERS / 2) == c.warp / 2) {
+            const int half = c.warp % 2;
+            int valid = min(HALF, part.position + 1 - (part.first + u) * BLOCK - half * HALF);
+            if (valid > 0) {
+                const int newest = part.position - (part.first + u) * BLOCK;
+                const bool fresh = part.tail && newest / HALF == half;
+                if (fresh) complete_half<KIND>(c, c.ring.data(), newest, m);
+                running.add_half(q, c.ring.data(), half, valid, c.lane);
+                if (fresh) fence_bulk();  // the slot was written to: before the producer fills it again
+            }
+        }
+        __syncwarp();
+        if (c.lane == 0) c.ring.release();
+    }
+    running.store(m.outputs[c.warp], group, c.lane);
+    c.sync();
+
+    // The warps' outputs together, in warp order.
+    for (int i = threadIdx.x; i < group * HEAD; i += CONSUMERS * 32) {
+        const int g = i / HEAD;
+        float top = -INFINITY, sum = 0, value = 0;
+#pragma unroll
+        for (int w = 0; w < CONSUMERS; w++) top = fmaxf(top, m.outputs[w][g][HEAD]);
+#pragma unroll
+        for (int w = 0; w < CONSUMERS; w++) {
+            float scale = power_of_two(m.outputs[w][g][HEAD] - top);
+            sum += scale * m.outputs[w][g][HEAD + 1];
+            value += scale * m.outputs[w][g][i % HEAD];
+        }
+        if (alone) {
+            c.out[i] = tag_word(__fdividef(value, sum), tag);
+        } else {
+            float* to = c.out + g * PARTIAL;
+            to[i % HEAD] = tag_word(value, tag);
+            if (i % HEAD == 0) to[HEAD] = tag_word(top, tag), to[HEAD + 1] = tag_word(sum, tag);
+        }
+    }
+    fence_bulk();
+    c.sync();
+    if (threadIdx.x == 0) {
+        if (alone)
+            bulk_store(args.scratch + args.attention + part.head * group * HEAD, c.out, group * HEAD * 4);
+        else
+            for (int g = 0; g < group; g++)
+                bulk_store(args.scratch + args.parts + ((part.head * group + g) * CONTEXT_PARTS + split) * PARTIAL, c.out + g * PARTIAL,
+                           PARTIAL * 4);
+        bulk_store_wait();
+        count(counter);
+    }
+    __syncwarp();
+}
+
+// Merges the parts of one query head and posts its output.
+__device__ __noinline__ void merge(Consumer c, const DecodeArgs& args, int head, int splits, uint32_t tag, uint32_t* counter) {
+    const float* parts = args.scratch + args.parts + head * CONTEXT_PARTS * PARTIAL;
+    const int half = threadIdx.x / HEAD, d = threadIdx.x % HEAD;  // the thread adds every other part of one channel
+    float value[CONTEXT_PARTS / 2];
+    float2 scale[CONTEXT_PARTS];  // maximum, sum
+    Patience patience;
+    for (bool again = true; again;) {
+        again = false;
+#pragma unroll
+        for (int s = 0; s < CONTEXT_PARTS; s++)
+            if (s < splits) load_posted(scale[s], parts + s * PARTIAL + HEAD);
+#pragma unroll
+        for (int s = 0; s < CONTEXT_PARTS / 2; s++)
+            if (2 * s + half < splits) load_posted(value[s], parts + (2 * s + half) * PARTIAL + d);
+#pragma unroll
+        for (int s = 0; s < CONTEXT_PARTS; s++) again |= s < splits && !tagged(scale[s], tag);
+#pragma unroll
+        for (int s = 0; s < CONTEXT_PARTS / 2; s++) again |= 2 * s + half < splits && !tagged(value[s], tag);
+        patience.spend();
+    }
+    __syncwarp();
+    float highest = -INFINITY, total = 0, result = 0;
+#pragma unroll
+    for (int s = 0; s < CONTEXT_PARTS; s++)
+        if (s < splits) highest = fmaxf(highest, scale[s].x);
+#pragma unroll
+    for (int s = 0; s < CONTEXT_PARTS; s++)
+        if (s < splits) {
+            float f = power_of_two(scale[s].x - highest);
+            total += f * scale[s].y;
+            if (s % 2 == half) result += f * value[s / 2];
+        }
+    c.sums[half * HEAD + d] = __fdividef(result, total);
+    c.sync();
+    c.publish(HEAD, args.scratch + args.attention + head * HEAD, tag, counter,
+              [&](int i) { return c.sums[i] + c.sums[HEAD + i]; });
+}
+
+#endif

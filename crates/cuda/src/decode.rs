@@ -1,0 +1,512 @@
+//! One token of one sequence on Hopper: the whole forward pass as one persistent kernel (`kernels/decode.cu`).
+//!
+//! This prepares what the kernel needs once: how each matrix is cut into what the copy engine brings at a time, where
+//! vectors lie that the blocks exchange, and what the shared memory of a block holds.
+
+use std::sync::Arc;
+
+use engine::{BackendError, KvKind};
+use model::{HEAD_DIM, KV_HEADS, Spec};
+
+use crate::driver::{Buffer, Context, Element, Function, Stream, TensorMap};
+use crate::forward::BLOCK_ROWS;
+use crate::kernels::{Cache, Kernels};
+use crate::weights::{Kind, Projection, Weights};
+
+type Result<T> = std::result::Result<T, BackendError>;
+
+/// Threads of a block: eight consumer warps and a warpgroup whose first warp is the producer.
+const THREADS: u32 = 384;
+const CONSUMERS: usize = 8;
+/// Bytes of a swizzled line, a piece of one weight row.
+const LINE: usize = 128;
+/// Rows that are multiplied together.
+const PANEL: usize = 8;
+/// Groups of a panel's lines that fill a slot: two a warp.
+const CHUNK: usize = 2 * CONSUMERS;
+/// Shared memory of a block.
+const SHARED: usize = 232_448;
+/// Parts of a context, at most, and the floats of one head's.
+const PARTS: usize = 16;
+const PARTIAL: usize = HEAD_DIM + 4;
+/// Rows of the head between two sums over the warps.
+const ROUND_ROWS: usize = 32 * PANEL;
+/// Query heads of a KV head, at most.
+const MAX_GROUP: usize = 8;
+/// Words of the counters of a layer: six exchanges, each counted on four lines.
+const LAYER_COUNTERS: usize = 6 * 4 * 32;
+/// Rotations, sums of squares, a flag, sizes of copies, and barriers.
+const FIXED: usize = 512 + 32 + 32 + 128 + 2 * 8 * 32;
+/// Slots, at most.
+const MAX_SLOTS: usize = 32;
+/// Bytes on their way to a block while no exchange is near.
+const FAR: usize = 64 << 10;
+
+/// The matrices of a step, in the kernel's order.
+const MATRICES: usize = 5;
+
+/// How a matrix comes through the ring, as the kernel takes it.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+struct Chunks {
+    rows: i32,
+    cols: i32,
+    groups: i32,
+    chunk: i32,
+    chunks: i32,
+}
+
+/// As the kernel takes them.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Maps {
+    quants: [TensorMap; MATRICES],
+    scales: [TensorMap; MATRICES],
+    cache: TensorMap,
+}
+
+/// As the kernel takes them.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Arguments {
+    matrices: [Chunks; MATRICES],
+    embedding: [u64; 2],
+    attention_norm: u64,
+    q_norm: u64,
+    k_norm: u64,
+    ffn_norm: u64,
+    output_norm: u64,
+    frequencies: u64,
+    step: u64,
+    drawn: u64,
+    pool: Cache,
+    scratch: u64,
+    counters: u64,
+    spent: u64,
+    logits: u64,
+    stats: u64,
+    norm_stride: i64,
+    layers: i32,
+    hidden: i32,
+    ffn: i32,
+    heads: i32,
+    vocab: i32,
+    blocks: i32,
+    kv: i32,
+    x: i32,
+    y: i32,
+    qkv: i32,
+    attention: i32,
+    h: i32,
+    parts: i32,
+    slots: i32,
+    slot_bytes: i32,
+    vector: i32,
+    block_sums: i32,
+    sums: i32,
+    out: i32,
+    fixed: i32,
+    sum_rows: i32,
+    near: i32,
+    far: i32,
+}
+
+/// What of the backend's memory the kernel works on.
+#[derive(Debug, Clone, Copy)]
+pub struct Surroundings {
+    /// The keys of layer 0; all other planes follow.
+    pub pool: Cache,
+    /// Blocks of a plane, and how they are stored.
+    pub blocks: usize,
+    pub kv: KvKind,
+    /// fp64 `[64]`.
+    pub frequencies: u64,
+    /// Tokens drawn by the last step.
+    pub drawn: u64,
+    /// `[vocab]`
+    pub logits: u64,
+    /// `[blocks of the launch, 4]`
+    pub stats: u64,
+}
+
+/// The persistent kernel and its memory.
+pub struct Decode {
+    function: Function,
+    maps: Maps,
+    arguments: Arguments,
+    shared: u32,
+    /// Blocks of a launch.
+    multiprocessors: usize,
+    /// Two sets of counters: a launch uses one and clears the other.
+    counters: [u64; 2],
+    turn: usize,
+    _memory: Buffer,
+}
+
+impl Decode {
+    /// The kernel for a model; none where the device or the model has no use for it.
+    pub fn new(
+        context: &Arc<Context>,
+        stream: &Stream,
+        kernels: &Kernels,
+        spec: &Spec,
+        weights: &Weights,
+        around: Surroundings,
+    ) -> Result<Option<Self>> {
+        let (Some(strides), Some(kind)) = (Strides::of(weights), layers_kind(weights)) else {
+            return Ok(None);
+        };
+        let Some(function) = kernels.decode(kind, weights.head.kind) else { return Ok(None) };
+        let first = &weights.layers[0];
+        let matrices = [&first.qkv, &first.o, &first.gate_up, &first.down, &weights.head];
+        let chunks = matrices.map(chunks_of);
+
+        let mut end = 0;
+        let mut take = |floats: usize| {
+            let at = end;
+            end += floats.next_multiple_of(32);
+            at as i32
+        };
+        let (x, y) = (take(spec.hidden), take(spec.hidden));
+        let qkv = take(first.qkv.rows);
+        let (attention, h) = (take(spec.q_width()), take(spec.ffn));
+        let parts = take(spec.heads * PARTS * PARTIAL);
+        let vectors = end * 4;
+        // One more for the embedding.
+        let counters = (spec.layers + 1) * LAYER_COUNTERS * 4;
+        let memory = Buffer::new(context, vectors + 2 * counters, "decoding")?;
+        // SAFETY: the whole of a live buffer.
+        unsafe { stream.zero(memory.address(), memory.bytes())? };
+        let multiprocessors = context.device.multiprocessors as usize;
+        let layout = Layout::of(&matrices, spec, around.kv, multiprocessors);
+
+        let maps = Maps {
+            quants: each(&matrices, |i, m| quants_map(m, &chunks[i], strides.quants[i], spec))?,
+            scales: each(&matrices, |i, m| scales_map(m, &chunks[i], strides.scales[i], spec))?,
+            cache: cache_map(spec, &around)?,
+        };
+        let counters_at = memory.address() + vectors as u64;
+        let arguments = Arguments {
+            matrices: chunks,
+            embedding: [weights.embedding.quants, weights.embedding.scales],
+            attention_norm: first.attention_norm,
+            q_norm: first.q_norm,
+            k_norm: first.k_norm,
+            ffn_norm: first.ffn_norm,
+            output_norm: weights.output_norm,
+            frequencies: around.frequencies,
+            step: 0,
+            drawn: around.drawn,
+            pool: around.pool,
+            scratch: memory.address(),
+            counters: counters_at,
+            spent: counters_at + counters as u64,
+            logits: around.logits,
+            stats: around.stats,
+            norm_stride: strides.norms as i64 / 4,
+            layers: spec.layers as i32,
+            hidden: spec.hidden as i32,
+            ffn: spec.ffn as i32,
+            heads: spec.heads as i32,
+            vocab: spec.vocab as i32,
+            blocks: around.blocks as i32,
+            kv: i32::from(around.kv == KvKind::Q8_0),
+            x,
+            y,
+            qkv,
+            attention,
+            h,
+            parts,
+            slots: layout.slots as i32,
+            slot_bytes: layout.slot_bytes as i32,
+            vector: layout.vector as i32,
+            block_sums: layout.block_sums as i32,
+            sums: layout.sums as i32,
+            out: layout.out as i32,
+            fixed: layout.fixed as i32,
+            sum_rows: layout.sum_rows as i32,
+            near: near(spec.hidden) as i32,
+            far: FAR as i32,
+        };
+        function.allow_shared(SHARED as u32)?;
+        Ok(Some(Decode {
+            function,
+            maps,
+            arguments,
+            shared: SHARED as u32,
+            multiprocessors,
+            counters: [counters_at, counters_at + counters as u64],
+            turn: 0,
+            _memory: memory,
+        }))
+    }
+
+    /// Queues the step at `step` up to its logits and their statistics, of which there are as many parts as this says.
+    pub fn run(&mut self, stream: &Stream, step: u64) -> Result<usize> {
+        let mut arguments = Arguments {
+            step,
+            counters: self.counters[self.turn],
+            spent: self.counters[1 - self.turn],
+            ..self.arguments
+        };
+        self.turn = 1 - self.turn;
+        let mut pointers =
+            [(&raw mut self.maps).cast(), (&raw mut arguments).cast::<std::ffi::c_void>()];
+        let blocks = self.multiprocessors as u32;
+        // SAFETY: the two arguments have the layout of the kernel's parameters, and every address in them is of memory
+        // that the backend sized for its limits and still owns.
+        unsafe {
+            stream.launch_together(self.function, blocks, THREADS, self.shared, &mut pointers)?
+        };
+        Ok(self.multiprocessors)
+    }
+}
+
+/// Bytes on their way to a block while an exchange is near: more would lengthen the queues that it stands in, and short
+/// phases gain more from short queues than they lose in bandwidth.
+fn near(hidden: usize) -> usize {
+    if hidden <= 1024 { 32 << 10 } else { 48 << 10 }
+}
+
+/// The one type of all layers' matrices, if the embedding has the head's.
+fn layers_kind(weights: &Weights) -> Option<Kind> {
+    let kind = weights.layers.first()?.qkv.kind;
+    let same = |p: &Projection| p.kind == kind;
+    let layers = weights
+        .layers
+        .iter()
+        .all(|l| same(&l.qkv) && same(&l.o) && same(&l.gate_up) && same(&l.down));
+    (layers && weights.layers.len() > 1 && weights.embedding.kind == weights.head.kind)
+        .then_some(kind)
+}
+
+/// Bytes from a layer's matrices and norms to the next one's: the same for all layers, which are alike.
+struct Strides {
+    quants: [u64; MATRICES],
+    scales: [u64; MATRICES],
+    norms: u64,
+}
+
+impl Strides {
+    fn of(weights: &Weights) -> Option<Self> {
+        let [a, b, ..] = &weights.layers[..] else { return None };
+        let projections = |l: &crate::weights::Layer| [l.qkv, l.o, l.gate_up, l.down];
+        let (mut quants, mut scales) = ([16; MATRICES], [16; MATRICES]);
+        for (i, (p, q)) in projections(a).iter().zip(projections(b)).enumerate() {
+            (quants[i], scales[i]) = (q.quants - p.quants, q.scales - p.scales);
+        }
+        let norms = b.attention_norm - a.attention_norm;
+        let even = weights.layers.windows(2).all(|pair| {
+            let (p, q) = (projections(&pair[0]), projections(&pair[1]));
+            (0..4).all(|i| {
+                q[i].quants - p[i].quants == quants[i] && q[i].scales - p[i].scales == scales[i]
+            }) && [
+                pair[1].attention_norm - pair[0].attention_norm,
+                pair[1].q_norm - pair[0].q_norm,
+                pair[1].k_norm - pair[0].k_norm,
+                pair[1].ffn_norm - pair[0].ffn_norm,
+            ] == [norms; 4]
+        });
+        even.then_some(Strides { quants, scales, norms })
+    }
+}
+
+/// Bytes of a row of quants, and 32-bit words of its scales.
+fn row_sizes(p: &Projection) -> (usize, usize) {
+    let (quants, scales) = p.kind.block_bytes();
+    (p.cols / 32 * quants, p.cols / 32 * scales / 4)
+}
+
+/// A matrix in as few equal chunks as slots allow; a chunk is a whole number of tiles of two groups.
+fn chunks_of(p: &Projection) -> Chunks {
+    let groups = row_sizes(p).0 / LINE;
+    let chunks = groups.div_ceil(CHUNK);
+    let chunk = groups.div_ceil(chunks).next_multiple_of(2);
+    Chunks {
+        rows: p.rows as i32,
+        cols: p.cols as i32,
+        groups: groups as i32,
+        chunk: chunk as i32,
+        chunks: groups.div_ceil(chunk) as i32,
+    }
+}
+
+/// Words of a row of scales in a slot; the four beyond the chunk's spread the rows over the banks.
+fn scales_pitch(p: &Projection, chunks: &Chunks) -> usize {
+    let (quants, scales) = row_sizes(p);
+    scales * LINE / quants * chunks.chunk as usize + 4
+}
+
+fn quants_map(p: &Projection, chunks: &Chunks, stride: u64, spec: &Spec) -> Result<TensorMap> {
+    let (bytes, _) = row_sizes(p);
+    TensorMap::tensor(
+        p.quants,
+        Element::U8,
+        &[LINE as u64, p.rows as u64, chunks.groups as u64, spec.layers as u64],
+        &[bytes as u64, LINE as u64, stride],
+        &[LINE as u32, PANEL as u32, chunks.chunk as u32, 1],
+        true,
+    )
+}
+
+fn scales_map(p: &Projection, chunks: &Chunks, stride: u64, spec: &Spec) -> Result<TensorMap> {
+    let (_, words) = row_sizes(p);
+    if words == 0 {
+        return quants_map(p, chunks, stride.max(16), spec); // not used
+    }
+    TensorMap::tensor(
+        p.scales,
+        Element::F32,
+        &[words as u64, p.rows as u64, spec.layers as u64],
+        &[words as u64 * 4, stride],
+        &[scales_pitch(p, chunks) as u32, PANEL as u32, 1],
+        false,
+    )
+}
+
+fn cache_map(spec: &Spec, around: &Surroundings) -> Result<TensorMap> {
+    let rows = 2 * spec.layers * around.blocks * BLOCK_ROWS;
+    let lines = if around.kv == KvKind::Bf16 { 2 } else { 1 };
+    TensorMap::tensor(
+        around.pool.values,
+        Element::U8,
+        &[LINE as u64, rows as u64, lines],
+        &[LINE as u64 * lines, LINE as u64],
+        &[LINE as u32, engine::batch::BLOCK as u32, lines as u32],
+        true,
+    )
+}
+
+/// Shared memory of a block, in bytes from its start.
+#[derive(Debug)]
+struct Layout {
+    slots: usize,
+    slot_bytes: usize,
+    vector: usize,
+    block_sums: usize,
+    sums: usize,
+    out: usize,
+    fixed: usize,
+    sum_rows: usize,
+}
+
+impl Layout {
+    fn of(matrices: &[&Projection; MATRICES], spec: &Spec, kv: KvKind, blocks: usize) -> Self {
+        let mut slot_bytes = match kv {
+            KvKind::Bf16 => 2 * engine::batch::BLOCK * HEAD_DIM * 2,
+            KvKind::Q8_0 => 2 * engine::batch::BLOCK * (HEAD_DIM + 4),
+        };
+        let (mut vector, mut block_sums, mut sum_rows) = (attention_bytes(), 0, ROUND_ROWS);
+        for (i, p) in matrices.iter().enumerate() {
+            let chunks = chunks_of(p);
+            let (bytes, words) = row_sizes(p);
+            let scales = if words == 0 { 0 } else { PANEL * scales_pitch(p, &chunks) * 4 };
+            slot_bytes = slot_bytes.max(chunks.chunk as usize * PANEL * LINE + scales);
+            let padded = p.cols.next_multiple_of(2 * LINE * p.cols / bytes);
+            vector = vector.max(2 * padded * 2 + 64);
+            block_sums = block_sums.max(padded / 32 * 4);
+            if i + 1 < MATRICES {
+                // Gate and up rows are dealt out in pairs of panels.
+                let unit = if i == 2 { 2 * PANEL } else { PANEL };
+                sum_rows = sum_rows.max((p.rows / unit).div_ceil(blocks) * unit);
+            }
+        }
+        let slot_bytes = slot_bytes.next_multiple_of(1024);
+        let group = spec.heads / KV_HEADS;
+        let sums = CONSUMERS * sum_rows * 4;
+        let out = sum_rows.max(group * PARTIAL) * 4;
+        let sizes = [vector, block_sums, sums, out, FIXED].map(|n: usize| n.next_multiple_of(128));
+        let rest: usize = sizes.iter().sum();
+        let slots = ((SHARED - 1024 - rest) / slot_bytes).min(MAX_SLOTS);
+        let mut end = slots * slot_bytes;
+        let mut take = |bytes: usize| {
+            end += bytes;
+            end - bytes
+        };
+        Layout {
+            slots,
+            slot_bytes,
+            vector: take(sizes[0]),
+            block_sums: take(sizes[1]),
+            sums: take(sizes[2]),
+            out: take(sizes[3]),
+            fixed: take(sizes[4]),
+            sum_rows,
+        }
+    }
+}
+
+/// What attention keeps where the vectors of the products lie in other phases (`AttentionMemory`).
+fn attention_bytes() -> usize {
+    CONSUMERS * MAX_GROUP * PARTIAL * 4 + 2 * MAX_GROUP * HEAD_DIM * 2 + 2 * HEAD_DIM * 2 + 16
+}
+
+/// An array whose elements may fail.
+fn each(
+    matrices: &[&Projection; MATRICES],
+    make: impl Fn(usize, &Projection) -> Result<TensorMap>,
+) -> Result<[TensorMap; MATRICES]> {
+    let made: Vec<_> =
+        matrices.iter().enumerate().map(|(i, m)| make(i, m)).collect::<Result<_>>()?;
+    match made.try_into() {
+        Ok(array) => Ok(array),
+        Err(_) => unreachable!("as many as there are matrices"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every checkpoint of the registry in every type leaves room for enough slots, and chunks cover whole rows.
+    #[test]
+    fn layouts_fit() {
+        let ids = [
+            "kipp-tiny",
+            "qwen3-0.6b",
+            "qwen3-1.7b",
+            "qwen3-4b",
+            "qwen3-8b",
+            "qwen3-14b",
+            "qwen3-32b",
+        ];
+        for checkpoint in ids.map(|id| model::Checkpoint::find(id).unwrap()) {
+            let spec = &checkpoint.spec;
+            for (kind, head) in [
+                (Kind::F16, Kind::F16),
+                (Kind::Q8_0, Kind::Q8_0),
+                (Kind::Q4_0, Kind::Q8_0),
+                (Kind::Q4_1, Kind::F16),
+            ] {
+                let p = |kind, rows, cols| Projection {
+                    kind,
+                    rows,
+                    cols,
+                    quants: 0,
+                    scales: 0,
+                    map: None,
+                };
+                let q = spec.q_width();
+                let matrices = [
+                    p(kind, q + 2 * spec.kv_width(), spec.hidden),
+                    p(kind, spec.hidden, q),
+                    p(kind, 2 * spec.ffn, spec.hidden),
+                    p(kind, spec.hidden, spec.ffn),
+                    p(head, spec.vocab, spec.hidden),
+                ];
+                for m in &matrices {
+                    let c = chunks_of(m);
+                    assert!(c.chunk % 2 == 0 && c.chunk as usize <= CHUNK);
+                    assert!(c.chunk * c.chunks >= c.groups && c.chunk * (c.chunks - 1) < c.groups);
+                    assert!(scales_pitch(m, &c) <= 256);
+                }
+                for kv in [KvKind::Bf16, KvKind::Q8_0] {
+                    let layout = Layout::of(&matrices.each_ref(), spec, kv, 132);
+                    assert!(layout.slots >= 4, "{}: {layout:?}", checkpoint.id);
+                    assert!(1024 + layout.fixed + FIXED <= SHARED);
+                    assert!(layout.sum_rows / 2 <= CONSUMERS * 32);
+                }
+            }
+        }
+    }
+}
