@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Kernels that may spill more: `project_many` serves cards without Hopper's instructions, and spills outside its loop.
-const MAY_SPILL: &[&str] = &["project_many_"];
-/// Kernels whose gates ran before a run's record named the kernels that it used: prefill-tiles.json. The next run on a
+/// Kernels that may spill more: `project_many` serves cards without Hopper's instructions, and spills outside its loop; `decode`
+/// spills tiles that it holds while it waits, and is slower than it is to be (docs/kernels.md, Step).
+const MAY_SPILL: &[&str] = &["project_many_", "decode_"];
+/// Kernels whose gates ran before a run's record named the kernels that it used: prefill-tiles.json, decode-persistent.json. The next run on a
 /// device is to record them.
-const UNNAMED: &[&str] = &["project_tiles_", "attend_tiles_"];
+const UNNAMED: &[&str] = &["project_tiles_", "attend_tiles_", "decode_"];
 /// Bytes that any kernel may: two words that live across the whole of it.
 const LITTLE: usize = 8;
 
