@@ -478,14 +478,7 @@ mod tests {
                 (Kind::Q4_0, Kind::Q8_0),
                 (Kind::Q4_1, Kind::F16),
             ] {
-                let p = |kind, rows, cols| Projection {
-                    kind,
-                    rows,
-                    cols,
-                    quants: 0,
-                    scales: 0,
-                    map: None,
-                };
+                let p = |kind, rows, cols| Projection { kind, rows, cols, quants: 0, scales: 0 };
                 let q = spec.q_width();
                 let matrices = [
                     p(kind, q + 2 * spec.kv_width(), spec.hidden),
