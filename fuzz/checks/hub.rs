@@ -26,8 +26,8 @@ pub fn run(data: &[u8]) {
             let gaps = have.gaps(SIZE, 64);
             assert!(gaps.iter().all(|gap| !gap.is_empty() && gap.end <= SIZE));
             let missing: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
-            assert_eq!(have.len() + missing, SIZE);
-            assert!(have.prefix() <= have.len());
+            assert_eq!(have.bytes() + missing, SIZE);
+            assert!(have.prefix() <= have.bytes());
         }
     }
 }

@@ -98,7 +98,7 @@ impl CpuModel {
     pub fn load(
         model: Arc<Model>,
         options: Options,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Arc<Self>, BackendError> {
         let kernels = options.class.required()?;
         let packed = Packed::new(&model, kernels, &mut Pool::new(options.threads)?, progress)?;

@@ -45,7 +45,7 @@ impl Packed {
         model: &Model,
         kernels: &Kernels,
         pool: &mut Pool,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Packed, BackendError> {
         let weights = &model.weights;
         let mut matrices = Vec::new();
@@ -78,14 +78,14 @@ impl Packed {
                     });
                 })?;
                 matrix.release(first * LANES..matrix.rows.min(end * LANES));
-                progress(at + end * packed.panel_bytes(), bytes);
+                progress((at + end * packed.panel_bytes()) as u64, bytes as u64);
             }
             panels.push(packed);
         }
         weights.check().map_err(BackendError::weights)?;
         // What is left of the file: the edges of what was given back, mapped again with what lay beside them.
         weights.release();
-        progress(bytes, bytes);
+        progress(bytes as u64, bytes as u64);
         let mut panels = panels.into_iter();
         let mut next =
             || panels.next().ok_or_else(|| BackendError::Device("a matrix is missing".into()));

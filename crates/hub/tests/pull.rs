@@ -182,10 +182,13 @@ fn shards_come_in_parallel_ranges_and_become_one_file() {
     assert!(ranges.count() > 5, "{requests:#?}");
 }
 
+/// A name, and what the hub does to a request.
+type Misbehaviour = (&'static str, fn(&Request) -> Behaviour);
+
 /// Case DL-01.
 #[test]
 fn answers_to_ranges_that_are_not_what_was_asked_for() {
-    let cases: [(&str, fn(&Request) -> Behaviour); 8] = [
+    let cases: [Misbehaviour; 8] = [
         ("whole files", |_| Behaviour { whole: true, ..Behaviour::default() }),
         ("whole files now and then", |r| Behaviour {
             whole: r.before % 3 == 0,

@@ -107,7 +107,7 @@ impl BackendName {
         let threads = settings.threads;
         let host = || machine::available_memory().map(|free| part(free, HOST_PART));
         let mut bar = Bar::new("loading");
-        let mut progress = |done, total| bar.show(done as u64, total as u64);
+        let mut progress = |done, total| bar.show(done, total);
         let make: Box<Make> = match self {
             BackendName::Cpu => {
                 let options = Options { threads, ..Options::default() };
@@ -154,7 +154,7 @@ fn part(of: u64, (some, all): (u64, u64)) -> u64 {
 }
 
 /// Told of bytes that are done, and of all.
-type Progress<'a> = dyn FnMut(usize, usize) + 'a;
+type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
 #[cfg(feature = "cuda")]
 fn prepare_cuda(

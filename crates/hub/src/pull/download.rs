@@ -43,7 +43,7 @@ pub(super) fn have(path: &Path, remote: &Remote) -> Result<u64> {
     if !part(path).exists() {
         return Ok(0);
     }
-    Ok(Journal::open(&journal(path), remote)?.have().len())
+    Ok(Journal::open(&journal(path), remote)?.have().bytes())
 }
 
 /// Fetches what is missing of a file and gives its SHA-256. `progress` hears how many bytes of it are here.
@@ -161,7 +161,7 @@ impl Transfer<'_> {
             url: self.url.to_owned(),
             field: "bytes",
             expected: self.remote.size.to_string(),
-            found: self.journal().have().len().to_string(),
+            found: self.journal().have().bytes().to_string(),
         };
         digest.ok_or_else(|| lock(&failed).take().unwrap_or_else(incomplete))
     }
@@ -234,7 +234,7 @@ impl Transfer<'_> {
         match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::Space {
                 folder: folder.to_owned(),
-                needed: self.remote.size - self.journal().have().len(),
+                needed: self.remote.size - self.journal().have().bytes(),
                 free: fs4::available_space(folder).unwrap_or(0),
             },
             _ => error.into(),
@@ -254,7 +254,7 @@ impl Transfer<'_> {
             let ended = finished();
             let (prefix, have) = {
                 let journal = self.journal();
-                (journal.have().prefix(), journal.have().len())
+                (journal.have().prefix(), journal.have().bytes())
             };
             progress(have);
             if at == self.remote.size {

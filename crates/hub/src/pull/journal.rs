@@ -100,7 +100,7 @@ impl Ranges {
         let touched = &self.0[first..last];
         let start = touched.first().map_or(new.start, |range| range.start.min(new.start));
         let end = touched.last().map_or(new.end, |range| range.end.max(new.end));
-        self.0.splice(first..last, [start..end]);
+        self.0.splice(first..last, std::iter::once(start..end));
     }
 
     /// Bytes from the beginning without a gap.
@@ -109,7 +109,7 @@ impl Ranges {
     }
 
     /// Bytes in all.
-    pub fn len(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.0.iter().map(|range| range.end - range.start).sum()
     }
 
@@ -141,7 +141,7 @@ mod tests {
             ranges.add(start..end);
         }
         assert_eq!(ranges.0, [0..5, 10..40]);
-        assert_eq!((ranges.prefix(), ranges.len()), (5, 35));
+        assert_eq!((ranges.prefix(), ranges.bytes()), (5, 35));
         assert_eq!(ranges.gaps(60, 15), [5..10, 40..55, 55..60]);
         ranges.add(5..10);
         assert_eq!(ranges.0, std::iter::once(0..40).collect::<Vec<_>>());
