@@ -78,7 +78,7 @@ enum Verb {
     Ppl(ppl::Args),
     /// Measures how fast a backend reads prompts and generates.
     Bench(bench::Args),
-    /// Checks a backend against the scalar oracle on this machine.
+    /// Checks backends against the scalar oracle on this machine.
     Verify(verify::Args),
     /// Prints a script with which a shell completes kipp's commands and flags.
     Completions(completions::Args),

@@ -171,7 +171,6 @@ fn every_planted_fault_is_caught() {
         assert!(!gates.is_empty(), "{what}: no gate sees it");
         writeln!(table, "| {what} | {} |", gates.join(", ")).expect("a string");
     }
-    println!("{table}");
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/gates.md");
     let document = std::fs::read_to_string(path).expect("docs/gates.md");
     assert!(document.contains(&table), "docs/gates.md is stale; expected this in it:\n{table}");
