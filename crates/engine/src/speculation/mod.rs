@@ -7,7 +7,7 @@
 //! therefore plain decoding's own, token for token, sampled or greedy; a draft decides how soon it
 //! comes.
 //!
-//! [`Drafter`]s guess: [`Ngram`] from the text itself, [`DraftModel`] with a smaller model. [`Gate`]
+//! [`Drafter`]s guess: [`Ngram`] from the text itself, [`DraftModel`] with a smaller model. `Gate`
 //! decides how long drafts are, and whether they pay at all.
 
 mod draft_model;
