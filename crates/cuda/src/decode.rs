@@ -143,6 +143,10 @@ pub struct Decode {
     _memory: Buffer,
 }
 
+/// Hidden widths at which the kernel was held against the oracle or the kernels of a layer on a device: kipp-tiny's,
+/// the 0.6B's and the 4B's. Others join when their gates have run.
+const GATED: [usize; 3] = [256, 1024, 2560];
+
 impl Decode {
     /// The kernel for a model; none where the device or the model has no use for it.
     pub fn new(
@@ -156,6 +160,9 @@ impl Decode {
         let (Some(strides), Some(kind)) = (Strides::of(weights), layers_kind(weights)) else {
             return Ok(None);
         };
+        if !GATED.contains(&spec.hidden) {
+            return Ok(None);
+        }
         let Some(function) = kernels.decode(kind, weights.head.kind) else { return Ok(None) };
         let first = &weights.layers[0];
         let matrices = [&first.qkv, &first.o, &first.gate_up, &first.down, &weights.head];
