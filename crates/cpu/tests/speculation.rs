@@ -121,7 +121,7 @@ fn answers_are_those_of_plain_decoding() {
 
 /// `cargo test -p cpu --test speculation -- --ignored --nocapture`
 #[test]
-#[ignore = "minutes"]
+#[ignore = "1,000 prompts take minutes"]
 fn answers_to_a_thousand_prompts_are_those_of_plain_decoding() {
     identical(1000);
 }

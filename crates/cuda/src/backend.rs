@@ -4,8 +4,9 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use engine::device::check_drawn;
 use engine::rope::Rope;
-use engine::{Backend, BackendError, Batch, Input, KvConfig, KvKind, Limits, Output, Want};
+use engine::{Backend, BackendError, Batch, KvConfig, KvKind, Limits, Output, Want};
 use model::{KV_HEADS, Model, Spec};
 
 use crate::decode::{Decode, Surroundings};
@@ -386,13 +387,7 @@ impl Backend for CudaBackend {
         if self.pending.len() == self.slots.len() {
             return Err(BackendError::Batch("two batches are submitted and not collected".into()));
         }
-        let missing = |input: &&Input| match input {
-            Input::Sampled(row) => !self.drew.get(*row).is_some_and(|&drew| drew),
-            Input::Token(_) => false,
-        };
-        if let Some(Input::Sampled(row)) = batch.tokens.iter().find(missing) {
-            return Err(BackendError::Batch(format!("row {row} of the last batch drew no token")));
-        }
+        check_drawn(batch, &self.drew)?;
         self.model.context.enter()?;
         let (spec, vocab) = (self.model.spec, self.model.spec.vocab);
         let tiles = Tiles { group: spec.group(), queries: self.kernels.queries(), pass: PASS };

@@ -1,7 +1,6 @@
 //! Answer rows on their way to the device and back (`kernels/sample.cuh`: `Draw`, `Edit`, `Answer`).
 
-use std::collections::BTreeMap;
-
+use engine::device::edits;
 use engine::sampling::COLD;
 use engine::{Answer, BackendError, Choice, Sample, Want};
 
@@ -63,29 +62,6 @@ fn pack_sample(sample: &Sample, vocab: usize, words: &mut Vec<u32>) {
         let whole = vocab.div_ceil(32);
         words.extend(mask.iter().copied().chain(std::iter::repeat(0)).take(whole));
     }
-}
-
-/// How one token's logit changes before the draw.
-struct Edit {
-    /// Occurrences in the output; -1 if it is in neither prompt nor output.
-    seen: i32,
-    bias: f32,
-}
-
-/// The tokens whose logits change, each once.
-fn edits(sample: &Sample, vocab: usize) -> BTreeMap<u32, Edit> {
-    let mut edits = BTreeMap::new();
-    let known = |token: u32| (token as usize) < vocab;
-    if sample.params.penalises() {
-        for (i, &token) in sample.history.iter().enumerate().filter(|(_, t)| known(**t)) {
-            let edit = edits.entry(token).or_insert(Edit { seen: 0, bias: 0.0 });
-            edit.seen += i32::from(i >= sample.prompt);
-        }
-    }
-    for &(token, bias) in sample.bias.iter().filter(|(t, _)| known(*t)) {
-        edits.entry(token).or_insert(Edit { seen: -1, bias: 0.0 }).bias += bias;
-    }
-    edits
 }
 
 /// Reads row `index` from the device's answers; `logits` are the row's, if it wanted them.

@@ -5,6 +5,7 @@
 pub mod backend;
 pub mod batch;
 pub mod conformance;
+pub mod device;
 pub mod engine;
 mod job;
 pub mod kv;

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use engine::device::check_drawn;
 use engine::rope::Rope;
-use engine::{Answer, Backend, BackendError, Batch, Input, KvConfig, Limits, Output, Want};
+use engine::{Answer, Backend, BackendError, Batch, KvConfig, Limits, Output, Want};
 use model::{HEAD_DIM, Model, Spec};
 
 use crate::device::{Device, Slice};
@@ -240,13 +241,7 @@ impl<D: Device> Backend for MetalBackend<D> {
         if self.pending.len() == self.slots.len() {
             return Err(BackendError::Batch("two batches are submitted and not collected".into()));
         }
-        let missing = |input: &&Input| match input {
-            Input::Sampled(row) => !self.drew.get(*row).is_some_and(|&drew| drew),
-            Input::Token(_) => false,
-        };
-        if let Some(Input::Sampled(row)) = batch.tokens.iter().find(missing) {
-            return Err(BackendError::Batch(format!("row {row} of the last batch drew no token")));
-        }
+        check_drawn(batch, &self.drew)?;
         let spec = self.model.spec;
         self.step.build(batch, &self.rope, spec.group(), spec.vocab)?;
         let asked: Vec<_> = batch.rows.iter().map(|row| Asked::of(&row.want, spec.vocab)).collect();

@@ -1,7 +1,6 @@
 //! Answer rows on their way to the device and back (`kernels/sample.h`: `Draw`, `Edit`, `Answer`).
 
-use std::collections::BTreeMap;
-
+use engine::device::edits;
 use engine::sampling::COLD;
 use engine::{Answer, BackendError, Choice, Sample, Want};
 
@@ -68,29 +67,6 @@ fn pack_sample(sample: &Sample, vocab: usize, words: &mut Vec<u32>) {
 /// A probability in units of 2^-32, at least one of them; 0 says that all is kept.
 fn fraction(p: f32) -> u32 {
     if p < 1.0 { ((f64::from(p) * 4_294_967_296.0) as u32).max(1) } else { 0 }
-}
-
-/// How one token's logit changes before the draw.
-struct Edit {
-    /// Occurrences in the output; -1 if it is in neither prompt nor output.
-    seen: i32,
-    bias: f32,
-}
-
-/// The tokens whose logits change, each once.
-fn edits(sample: &Sample, vocab: usize) -> BTreeMap<u32, Edit> {
-    let mut edits = BTreeMap::new();
-    let known = |token: u32| (token as usize) < vocab;
-    if sample.params.penalises() {
-        for (i, &token) in sample.history.iter().enumerate().filter(|(_, t)| known(**t)) {
-            let edit = edits.entry(token).or_insert(Edit { seen: 0, bias: 0.0 });
-            edit.seen += i32::from(i >= sample.prompt);
-        }
-    }
-    for &(token, bias) in sample.bias.iter().filter(|(t, _)| known(*t)) {
-        edits.entry(token).or_insert(Edit { seen: -1, bias: 0.0 }).bias += bias;
-    }
-    edits
 }
 
 /// What of a row's request matters when its answer comes back.
