@@ -245,7 +245,7 @@ impl Job {
                 None => None,
                 Some(Ok(mask)) => mask,
                 Some(Err(why)) => {
-                    self.finish(FinishReason::Error(why));
+                    self.finish(FinishReason::Constraint(why));
                     None
                 }
             };
@@ -346,7 +346,7 @@ impl Job {
             return self.finish(FinishReason::Stop);
         }
         if let Some(Err(why)) = self.request.constraint.as_mut().map(|c| c.accept(token)) {
-            return self.finish(FinishReason::Error(why));
+            return self.finish(FinishReason::Constraint(why));
         }
         self.usage.generated += 1;
         self.sequence.append(&[token]);

@@ -157,7 +157,9 @@ pub enum FinishReason {
     Cancelled,
     /// Bias and constraint together allow no token.
     NoToken,
-    /// The model or the constraint failed.
+    /// The constraint cannot be followed any further, for this reason.
+    Constraint(String),
+    /// The model failed, for this reason.
     Error(String),
 }
 

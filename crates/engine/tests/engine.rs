@@ -353,7 +353,7 @@ fn a_constraint_decides_and_its_failure_ends_only_its_request() {
     assert_eq!(answer(&bound).0, [5, 6, 7]);
     let (ids, _, finished) = answer(&failing);
     assert_eq!(ids, [5, 6, 7]);
-    assert_eq!(finished.reason, FinishReason::Error("the list is at its end".into()));
+    assert_eq!(finished.reason, FinishReason::Constraint("the list is at its end".into()));
     assert_eq!(answer(&free).0, expected(&[1], 9));
 }
 

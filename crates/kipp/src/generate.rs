@@ -96,7 +96,7 @@ pub fn run(args: Args) -> Result<()> {
     };
     answer.end(&finished, engine.load().steps, started)?;
     match finished.reason {
-        FinishReason::Error(why) => bail!(why),
+        FinishReason::Error(why) | FinishReason::Constraint(why) => bail!(why),
         FinishReason::NoToken => bail!("no token is left to go on with"),
         _ => Ok(()),
     }
@@ -226,6 +226,6 @@ fn reason(reason: &FinishReason) -> &'static str {
         FinishReason::Length => "length",
         FinishReason::Deadline => "deadline",
         FinishReason::Cancelled => "cancelled",
-        FinishReason::NoToken | FinishReason::Error(_) => "error",
+        FinishReason::NoToken | FinishReason::Constraint(_) | FinishReason::Error(_) => "error",
     }
 }

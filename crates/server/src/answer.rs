@@ -149,8 +149,11 @@ struct Reader {
     splitter: Splitter,
     started: Instant,
     last_token: Option<Instant>,
+    /// Counts until the engine's own come with the end.
+    usage: Usage,
     reasoning_tokens: usize,
     called: bool,
+    ended: bool,
 }
 
 impl Answers {
@@ -174,6 +177,7 @@ impl Answers {
             let guide = guided.then(|| Guide::new(ask.rules, ask.begin, tokenizer, end));
             let constraint = guide.map(|guide| Box::new(guide) as _);
             let sink = Box::new(ChoiceSink { index, events: sender.clone() });
+            let usage = Usage { prompt: ask.prompt.len(), ..Usage::default() };
             let mut request =
                 ask.params.request(ask.choice, ask.prompt, constraint, deadline, sink);
             request.top = ask.top;
@@ -188,8 +192,10 @@ impl Answers {
                 splitter: ask.splitter,
                 started: Instant::now(),
                 last_token: None,
+                usage,
                 reasoning_tokens: 0,
                 called: false,
+                ended: false,
             });
         }
         let (engine, record, open) = (Arc::clone(engine), Arc::clone(record), readers.len());
@@ -225,6 +231,7 @@ impl Answers {
                     None => self.engine.metrics.first_token(now - reader.started),
                     Some(before) => self.engine.metrics.next_token(now - before),
                 }
+                reader.usage.generated += 1;
                 reader.splitter.push(&token.text, false, &mut step);
                 reader.reasoning_tokens += usize::from(reader.splitter.is_thinking());
                 reader.called |= !step.calls.is_empty();
@@ -234,11 +241,22 @@ impl Answers {
                 reader.splitter.push(&finished.text, true, &mut step);
                 reader.called |= !step.calls.is_empty();
                 self.open -= 1;
+                reader.ended = true;
                 let ended = reader.end(finished, &self.engine, &self.record)?;
                 step.ended = Some(ended);
             }
         }
         Ok(step)
+    }
+}
+
+impl Drop for Answers {
+    /// Whoever asked has left, or learnt that another answer failed: what is not finished counts as aborted.
+    fn drop(&mut self) {
+        for reader in self.readers.iter().filter(|reader| !reader.ended) {
+            self.engine.metrics.aborted(reader.usage);
+            self.record.finished("abort", reader.usage);
+        }
     }
 }
 
@@ -251,10 +269,10 @@ impl Reader {
             FinishReason::Length => "length",
             FinishReason::Deadline => "deadline",
             FinishReason::Cancelled => "abort",
-            FinishReason::NoToken | FinishReason::Error(_) => "error",
+            FinishReason::NoToken | FinishReason::Constraint(_) | FinishReason::Error(_) => "error",
         };
         engine.metrics.finished(reason, &finished, self.started.elapsed());
-        record.finished(reason, &finished);
+        record.finished(reason, finished.usage);
         let finish = match finished.reason {
             FinishReason::Stop if self.called => Finish::Calls,
             FinishReason::Stop => Finish::Stop,
@@ -274,6 +292,10 @@ impl Reader {
                     param: Some("logit_bias".into()),
                     ..ApiError::invalid(message)
                 });
+            }
+            FinishReason::Constraint(why) => {
+                let message = format!("the required format cannot be followed further: {why}");
+                return Err(ApiError::invalid(message));
             }
             FinishReason::Error(why) => return Err(ApiError::internal(why)),
         };

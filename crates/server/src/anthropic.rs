@@ -6,6 +6,7 @@ use model::Variant;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use text::chat::ToolCall;
+use text::json::write_python;
 use text::{Message, Role};
 
 use crate::answer::{Answers, Ask, EndOfAnswer, Finish, Step, Whole};
@@ -16,6 +17,9 @@ use crate::fields::{Fields, elements, is_string, parse};
 use crate::params::{Params, stop_texts};
 use crate::reply::{Events, Writer, json_body, send};
 use crate::routes::Call;
+
+/// Stop sequences of one request.
+const MAX_STOPS: usize = 64;
 
 /// Answers a request for a message.
 pub async fn handle(mut call: Call) -> Result<Response> {
@@ -39,12 +43,13 @@ fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Blocks, bool)> {
     let mut fields = Fields::body(body)?;
     let mut chat = conversation(engine, &mut fields)?;
     if chat.params.max_tokens.is_none_or(|tokens| tokens == 0) {
-        return Err(ApiError::field("max_tokens", "a whole number, at least 1", "none"));
+        let found = chat.params.max_tokens.map_or("nothing", |_| "0");
+        return Err(ApiError::field("max_tokens", "a whole number, at least 1", found));
     }
     if chat.params.choices > 1 {
         return Err(ApiError::field("n", "one answer", chat.params.choices));
     }
-    chat.params.stop_texts.extend(stop_texts(&mut fields, "stop_sequences")?);
+    chat.params.stop_texts.extend(stop_texts(&mut fields, "stop_sequences", MAX_STOPS)?);
     let streamed = fields.boolean("stream")?.unwrap_or(false);
     fields.finish()?;
     let asks = chat.asks(engine)?;
@@ -75,7 +80,11 @@ fn conversation(engine: &Engine, fields: &mut Fields<'_>) -> Result<Chat> {
     }
     let (thinking, budget) = effort(fields, card.variant)?.resolve(card)?;
     let params = Params::read(fields, card, card.sampling(thinking))?;
-    let mut chat = Chat { budget, ..Chat::new(messages, thinking, params) };
+    // An answer that the client has begun is continued.
+    let resume = messages
+        .last()
+        .is_some_and(|last| last.role == Role::Assistant && last.tool_calls.is_empty());
+    let mut chat = Chat { budget, resume, ..Chat::new(messages, thinking, params) };
     for (at, value) in fields.array("tools")?.unwrap_or_default() {
         chat.tools.push(tool(Fields::read(value, at)?)?);
     }
@@ -103,7 +112,7 @@ fn conversation(engine: &Engine, fields: &mut Fields<'_>) -> Result<Chat> {
                 return Err(ApiError::field(&path, "\"json_schema\"", format!("{other:?}")));
             }
             let at = format.path("schema");
-            chat.format = Format::Json(parse(format.require("schema")?, &at, "a JSON schema")?, at);
+            chat.format = Format::fits(format.require("schema")?, at)?;
             format.finish()?;
         }
         config.finish()?;
@@ -177,8 +186,13 @@ fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()> {
             // Another provider's thoughts, which only it can read.
             ("redacted_thinking", Role::Assistant) => said = true,
             ("tool_use", Role::Assistant) => {
-                let name = block.string("name")?.unwrap_or_default();
-                let arguments = block.take("input").map_or("{}", RawValue::get).to_owned();
+                let name = parse(block.require("name")?, &block.path("name"), "a name")?;
+                let mut arguments = String::new();
+                match block.take("input") {
+                    // As the model itself writes it, whatever spaces the client put between.
+                    Some(input) => write_python(input, &mut arguments)?,
+                    None => arguments.push_str("{}"),
+                }
                 turn.tool_calls.push(ToolCall { name, arguments });
                 said = true;
             }

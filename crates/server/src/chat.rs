@@ -9,8 +9,8 @@ use text::{Begin, Conversation, Ending, Message, Thinking, ToolCalls};
 use crate::answer::{Ask, Splitter};
 use crate::app::{Card, Engine};
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, elements};
-use crate::guide::{Grammar, Rules, call_grammar, json_grammar};
+use crate::fields::{Fields, elements, kind, parse};
+use crate::guide::{Grammar, Rules, call_grammar, json_grammar, json_or_calls_grammar};
 use crate::params::Params;
 
 /// A conversation and how it is to be answered.
@@ -68,6 +68,19 @@ pub enum Format {
     Text,
     /// JSON that fits a schema, and the field that gave it.
     Json(Value, String),
+}
+
+impl Format {
+    /// JSON that fits the schema that stands at `at`.
+    pub fn fits(schema: &RawValue, at: String) -> Result<Self> {
+        match parse(schema, &at, "a JSON schema")? {
+            schema @ (Value::Object(_) | Value::Bool(true)) => Ok(Format::Json(schema, at)),
+            Value::Bool(false) => {
+                Err(ApiError::field(&at, "a schema that something fits", "one that nothing does"))
+            }
+            _ => Err(ApiError::field(&at, "a JSON schema", kind(schema))),
+        }
+    }
 }
 
 /// How much a request wants the model to think.
@@ -138,6 +151,13 @@ impl Chat {
             (ToolChoice::Required, _) => Some(calls(offered.iter())),
             (ToolChoice::Named(name), _) => {
                 Some(calls(offered.iter().filter(|tool| tool.name == *name)))
+            }
+            (ToolChoice::Auto, Format::Json(schema, field)) if !offered.is_empty() => {
+                // As without a format, the model is trusted with the arguments.
+                let any = json!({"type": "object"});
+                let functions = offered.iter().map(|tool| (tool.name.as_str(), any.clone()));
+                let functions: Vec<_> = functions.collect();
+                Some((json_or_calls_grammar(schema, &functions), field.clone()))
             }
             (_, Format::Json(schema, field)) => Some((json_grammar(schema), field.clone())),
             (_, Format::Text) => None,
@@ -215,7 +235,8 @@ pub fn expect_function(tool: &mut Fields<'_>) -> Result<()> {
     let path = tool.path("type");
     match tool.string("type")?.as_deref() {
         Some("function") => Ok(()),
-        other => Err(ApiError::field(&path, "\"function\"", format!("{other:?}"))),
+        Some(other) => Err(ApiError::field(&path, "\"function\"", format!("{other:?}"))),
+        None => Err(ApiError::field(&path, "\"function\"", "nothing")),
     }
 }
 

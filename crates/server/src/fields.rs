@@ -144,6 +144,14 @@ where
     serde_json::from_str(value.get()).map_err(|_| ApiError::field(at, expected, kind(value)))
 }
 
+/// Reads an array of token ids that stands at `at`.
+pub fn token_ids(value: &RawValue, at: &str) -> Result<Vec<u32>> {
+    serde_json::from_str(value.get()).or_else(|_| {
+        let ids = elements(value, at)?;
+        ids.into_iter().map(|(at, id)| parse(id, &at, "a token id")).collect()
+    })
+}
+
 /// Whether a value is a string.
 pub fn is_string(value: &RawValue) -> bool {
     value.get().starts_with('"')

@@ -1,6 +1,7 @@
 //! Steers an answer token by token: bounds a thought, then holds what follows to a grammar.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::sync::{Arc, OnceLock};
 
 use engine::request::Constraint;
@@ -38,10 +39,11 @@ impl Grammars {
             }
         };
         let parser = factory.create_parser(TopLevelGrammar::from_lark(lark));
-        let matcher = Matcher::new(parser);
-        match matcher.get_error() {
-            Some(why) => Err(invalid(first_line(&why))),
-            None => Ok(matcher),
+        let mut matcher = Matcher::new(parser);
+        // A schema that refers to nothing but itself compiles and lets no answer begin.
+        match matcher.compute_mask_or_eos() {
+            Ok(_) => Ok(matcher),
+            Err(error) => Err(invalid(reason(&error))),
         }
     }
 
@@ -68,6 +70,16 @@ pub fn json_grammar(schema: &Value) -> String {
 
 /// An answer that is a call of one of these functions (name, schema of its arguments).
 pub fn call_grammar(functions: &[(&str, Value)]) -> String {
+    format!("start: call\n{}", call_rules(functions))
+}
+
+/// An answer that is one JSON value of this schema, or calls of these functions.
+pub fn json_or_calls_grammar(schema: &Value, functions: &[(&str, Value)]) -> String {
+    let rules = call_rules(functions);
+    format!("start: value | call (\"\\n\" call)*\nvalue: %json {}\n{rules}", spaced(schema))
+}
+
+fn call_rules(functions: &[(&str, Value)]) -> String {
     let call = |(name, parameters): &(&str, Value)| {
         json!({
             "type": "object",
@@ -78,25 +90,27 @@ pub fn call_grammar(functions: &[(&str, Value)]) -> String {
     };
     let calls: Vec<Value> = functions.iter().map(call).collect();
     let schema = spaced(&json!({"anyOf": calls}));
-    format!("start: <tool_call> \"\\n\" call \"\\n\" </tool_call>\ncall: %json {schema}\n")
+    format!("call: <tool_call> \"\\n\" object \"\\n\" </tool_call>\nobject: %json {schema}\n")
 }
 
 /// One space behind colons and commas and no other white space: that is what the models know, and a
 /// model that may write white space at will can write it for ever.
 fn spaced(schema: &Value) -> Value {
-    let mut schema = match schema {
-        Value::Object(members) => members.clone(),
-        Value::Bool(false) => return json!({"not": {}}),
-        _ => Default::default(),
-    };
+    // A schema that is not an object is `true`, which asks for nothing.
+    let mut schema = schema.as_object().cloned().unwrap_or_default();
     let layout =
         json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
     schema.insert("x-guidance".into(), layout);
     Value::Object(schema)
 }
 
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_owned()
+/// What an error of the grammar's library says, without its place in the grammar's text, which nobody
+/// wrote, and without the library's state.
+fn reason(error: &dyn Display) -> String {
+    let text = error.to_string();
+    let why = text.split_once("JSON schema: ").map_or(text.as_str(), |(_, why)| why);
+    let why = why.split("<state>").next().unwrap_or_default();
+    why.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// What an answer is held to.
@@ -184,7 +198,7 @@ impl Constraint for Guide {
             // A grammar waits for the end of a thought, so the thought has to come.
             (Stage::Start, Some(_)) => Ok(self.only(self.ids.open)),
             (Stage::Answer, Some(Grammar(matcher))) => {
-                let mask = matcher.compute_mask_or_eos().map_err(|error| error.to_string())?;
+                let mask = matcher.compute_mask_or_eos().map_err(|error| reason(&error))?;
                 let mut mask = mask.as_slice().to_vec();
                 mask.resize(self.words, 0);
                 Ok(Some(mask.into()))
@@ -218,7 +232,7 @@ impl Constraint for Guide {
             Stage::Answer if forced => {}
             Stage::Answer => {
                 if let Some(Grammar(matcher)) = &mut self.rules.grammar {
-                    matcher.consume_token(token).map_err(|error| error.to_string())?;
+                    matcher.consume_token(token).map_err(|error| reason(&error))?;
                 }
                 if self.rules.one_call && token == self.ids.call_end {
                     self.stage = Stage::End;

@@ -41,6 +41,8 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 const WRITE_TIME: Duration = Duration::from_secs(60);
 /// Bytes that a request's head may take.
 const MAX_HEAD: usize = 64 << 10;
+/// Cores of the machine for each thread that serves connections.
+const CORES_A_WORKER: usize = 4;
 /// How long to wait before accepting again after the system refused.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
@@ -154,7 +156,10 @@ impl Server {
         S: Future<Output = ()> + Send + 'static,
         A: Future<Output = ()> + Send + 'static,
     {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(workers())
+            .enable_all()
+            .build();
         let runtime = runtime.map_err(Error::System)?;
         let ended = runtime.block_on(self.serve(load, stop, stop_at_once));
         // What is still running then was told to end at once.
@@ -219,6 +224,12 @@ impl Server {
             () = stop_at_once => Ok(Ended::AtOnce),
         }
     }
+}
+
+/// Threads that serve connections. The processor belongs to the model: every thread that wakes beside those
+/// that compute makes all of them wait for one another.
+fn workers() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() / CORES_A_WORKER).max(1)
 }
 
 /// Reads the certificate and the key.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use engine::Load;
-use engine::request::Finished;
+use engine::request::{Finished, Usage};
 
 const FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -72,11 +72,21 @@ impl Metrics {
         self.queue.observe(finished.timings.queued.as_secs_f64());
         self.prefill.observe(finished.timings.prefill.as_secs_f64());
         self.decode.observe(finished.timings.decode.as_secs_f64());
-        self.prompt_tokens.observe(finished.usage.prompt as f64);
-        self.generated_tokens.observe(finished.usage.generated as f64);
-        let reason = if reason == "tool_calls" { "stop" } else { reason };
-        *self.reasons.lock().unwrap_or_else(PoisonError::into_inner).entry(reason).or_default() +=
-            1;
+        self.ended(if reason == "tool_calls" { "stop" } else { reason }, finished.usage);
+    }
+
+    /// A request's client left before the end; its times say nothing.
+    pub fn aborted(&self, usage: Usage) {
+        // Without a token it is not known whether the prompt was read.
+        let prompt = if usage.generated > 0 { usage.prompt } else { 0 };
+        self.ended("abort", Usage { prompt, ..usage });
+    }
+
+    fn ended(&self, reason: &'static str, usage: Usage) {
+        self.prompt_tokens.observe(usage.prompt as f64);
+        self.generated_tokens.observe(usage.generated as f64);
+        let mut reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        *reasons.entry(reason).or_default() += 1;
     }
 
     /// The page that Prometheus reads.
@@ -119,19 +129,19 @@ impl Metrics {
             ),
             (
                 "prompt_tokens_total",
-                "Prompt tokens of finished requests",
+                "Prompt tokens of requests that ended",
                 self.prompt_tokens.sum() as u64,
             ),
             (
                 "generation_tokens_total",
-                "Generated tokens of finished requests",
+                "Generated tokens of requests that ended",
                 self.generated_tokens.sum() as u64,
             ),
         ];
         for (name, help, value) in counters {
             page.single(name, "counter", help, value as f64);
         }
-        page.head("request_success_total", "counter", "Finished requests by how they ended");
+        page.head("request_success_total", "counter", "Requests by how they ended");
         for (reason, count) in self.reasons.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             page.line(
                 "request_success_total",

@@ -11,13 +11,13 @@ use serde_json::value::RawValue;
 
 use crate::app::Card;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, elements, is_string, parse};
+use crate::fields::{Fields, elements, is_string, kind, parse};
 
 /// Alternatives that may be listed beside a token.
 pub const MAX_TOP: usize = 20;
 /// Answers that may be asked for at once.
 const MAX_CHOICES: usize = 32;
-/// Stop texts of one request.
+/// Stop texts of one request of OpenAI's.
 const MAX_STOPS: usize = 4;
 /// A bias of this much or less bans a token.
 const BAN: f32 = -100.0;
@@ -81,7 +81,7 @@ impl Params {
             sampling,
             max_tokens,
             choices,
-            stop_texts: stop_texts(fields, "stop")?,
+            stop_texts: stop_texts(fields, "stop", MAX_STOPS)?,
             stop_tokens,
             bias: bias(fields, card)?,
         })
@@ -123,14 +123,17 @@ pub fn stream_options(fields: &mut Fields<'_>) -> Result<(bool, bool)> {
     Ok((stream, include_usage))
 }
 
-/// Reads texts that end an answer: one, or a list of up to four.
-pub fn stop_texts(fields: &mut Fields<'_>, name: &str) -> Result<Vec<String>> {
+/// Reads texts that end an answer: one, or a list of at most `most`.
+pub fn stop_texts(fields: &mut Fields<'_>, name: &str, most: usize) -> Result<Vec<String>> {
     let path = fields.path(name);
     let Some(value) = fields.take(name) else { return Ok(Vec::new()) };
-    let given =
-        if is_string(value) { vec![(path.clone(), value)] } else { elements(value, &path)? };
-    if given.len() > MAX_STOPS {
-        return Err(ApiError::field(&path, &format!("at most {MAX_STOPS} texts"), given.len()));
+    let given = match is_string(value) {
+        true => vec![(path.clone(), value)],
+        false => elements(value, &path)
+            .map_err(|_| ApiError::field(&path, "a text or an array of texts", kind(value)))?,
+    };
+    if given.len() > most {
+        return Err(ApiError::field(&path, &format!("at most {most} texts"), given.len()));
     }
     let text = |(at, value): (String, &RawValue)| {
         let text: String = parse(value, &at, "a text")?;
@@ -156,7 +159,9 @@ fn bias(fields: &mut Fields<'_>, card: &Card) -> Result<Arc<[(u32, f32)]>> {
     let given: BTreeMap<String, &RawValue> =
         parse(value, "logit_bias", "an object of token ids and numbers")?;
     let entry = |(key, value): (String, &RawValue)| {
-        let id = key.parse::<u32>().ok().filter(|&id| (id as usize) < rows);
+        // One spelling a token: with two of them, two values could be meant for one.
+        let id =
+            key.parse::<u32>().ok().filter(|&id| (id as usize) < rows && id.to_string() == key);
         let id = id.ok_or_else(|| {
             ApiError::field("logit_bias", &format!("token ids below {rows}"), format!("{key:?}"))
         })?;

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
-use engine::request::Finished;
+use engine::request::Usage;
 use hyper::body::{Frame, SizeHint};
 
 use crate::app::new_id;
@@ -58,8 +58,7 @@ impl Record {
     }
 
     /// Notes the end of one answer.
-    pub fn finished(&self, reason: &'static str, finished: &Finished) {
-        let usage = finished.usage;
+    pub fn finished(&self, reason: &'static str, usage: Usage) {
         self.answers.fetch_add(1, Ordering::Relaxed);
         self.prompt.fetch_add(usage.prompt, Ordering::Relaxed);
         self.cached.fetch_add(usage.cached, Ordering::Relaxed);

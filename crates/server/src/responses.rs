@@ -60,6 +60,9 @@ fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Output, bool)> {
         messages.push(Message::new(Role::System, instructions));
     }
     input(&mut fields, &mut messages)?;
+    if messages.is_empty() {
+        return Err(ApiError::field("input", "at least one message", "none"));
+    }
     let (thinking, budget) = effort(&mut fields)?.resolve(card)?;
     let mut params = Params::read(&mut fields, card, card.sampling(thinking))?;
     params.max_tokens = fields.whole("max_output_tokens", 1)?.or(params.max_tokens);
@@ -131,7 +134,7 @@ fn format(fields: &mut Fields<'_>) -> Result<Format> {
         Some("json_schema") => {
             format.ignore(&["name", "description", "strict"]);
             let at = format.path("schema");
-            Format::Json(parse(format.require("schema")?, &at, "a JSON schema")?, at)
+            Format::fits(format.require("schema")?, at)?
         }
         other => {
             let found = other.unwrap_or("nothing");
@@ -150,12 +153,8 @@ fn input(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> Result<()> {
         messages.push(Message::new(Role::User, parse::<String>(value, "input", "a text")?));
         return Ok(());
     }
-    let items = elements(value, "input")?;
-    if items.is_empty() {
-        return Err(ApiError::field("input", "at least one item", "none"));
-    }
     let mut thought = None;
-    for (at, item) in items {
+    for (at, item) in elements(value, "input")? {
         let mut item = Fields::read(item, at)?;
         let path = item.path("type");
         match item.string("type")?.as_deref().unwrap_or("message") {
@@ -171,7 +170,7 @@ fn input(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> Result<()> {
                 thought = item.take("content").map(|value| text_of(value, &path)).transpose()?;
             }
             "function_call" => {
-                let name = item.string("name")?.unwrap_or_default();
+                let name = parse(item.require("name")?, &item.path("name"), "a name")?;
                 let arguments = item.string("arguments")?.unwrap_or_else(|| "{}".into());
                 // Calls belong to what the assistant said before them.
                 if messages.last().is_none_or(|last| last.role != Role::Assistant) {

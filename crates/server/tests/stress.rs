@@ -29,15 +29,25 @@ fn expected(prompt: &[u32], count: usize) -> String {
     Tokenizer::tiny().decode(&context[prompt.len()..], true)
 }
 
+/// What clients ask for.
+#[derive(Clone, Copy)]
+struct Mix {
+    /// Tokens of the beginnings that prompts share, at most.
+    shared: u32,
+    /// Tokens of an answer, at most.
+    answer: u32,
+}
+
 /// One client's requests until `end`; how many were finished.
-fn client(server: &Running, number: u32, end: Instant) -> usize {
+fn client(server: &Running, number: u32, end: Instant, mix: Mix) -> usize {
     let mut numbers = Numbers(u64::from(number) + 1);
     let mut finished = 0;
     while Instant::now() < end {
         let shared = numbers.below(4);
-        let mut prompt: Vec<u32> = (0..numbers.below(300)).map(|i| shared * 500 + i).collect();
+        let mut prompt: Vec<u32> =
+            (0..numbers.below(mix.shared)).map(|i| shared * 500 + i).collect();
         prompt.extend((0..=numbers.below(5)).map(|_| numbers.below(8000)));
-        let max_tokens = 1 + numbers.below(60) as usize;
+        let max_tokens = 1 + numbers.below(mix.answer) as usize;
         let streamed = numbers.below(2) == 0;
         let body = json!({
             "prompt": prompt, "max_tokens": max_tokens, "stream": streamed, "temperature": 0,
@@ -69,14 +79,15 @@ fn client(server: &Running, number: u32, end: Instant) -> usize {
     finished
 }
 
-fn stress(blocks: usize) {
+/// How often a request lost its KV blocks for a while, with so many blocks.
+fn stress(blocks: usize, mix: Mix) -> f64 {
     let seconds = std::env::var("KIPP_STRESS_SECONDS").ok().and_then(|text| text.parse().ok());
     let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(3));
     let server = serve_digest(Setup { blocks, max_running: 32, ..Setup::default() });
     let finished: usize = std::thread::scope(|scope| {
         let server = &server;
         let clients: Vec<_> =
-            (0..CLIENTS).map(|n| scope.spawn(move || client(server, n, end))).collect();
+            (0..CLIENTS).map(|n| scope.spawn(move || client(server, n, end, mix))).collect();
         clients.into_iter().map(|client| client.join().expect("a client")).sum()
     });
     assert!(finished > CLIENTS as usize, "only {finished} answers");
@@ -86,15 +97,28 @@ fn stress(blocks: usize) {
         assert!(Instant::now() < deadline, "blocks are held although nobody is served");
         std::thread::sleep(Duration::from_millis(20));
     }
-    println!("{finished} answers with {blocks} KV blocks");
+    let preemptions = server.metric("num_preemptions_total");
+    println!("{finished} answers with {blocks} KV blocks, {preemptions} preemptions");
+    preemptions
 }
+
+/// Long prompts and short answers: what runs was admitted with the blocks that it needs.
+const READING: Mix = Mix { shared: 300, answer: 60 };
+/// Short prompts and long answers: requests are admitted and then outgrow the memory.
+const WRITING: Mix = Mix { shared: 40, answer: 400 };
 
 #[test]
 fn many_clients() {
-    stress(600);
+    stress(600, READING);
 }
 
 #[test]
 fn many_clients_with_a_tenth_of_the_memory() {
-    stress(60);
+    stress(60, READING);
+}
+
+#[test]
+fn requests_that_lose_their_memory_say_the_same() {
+    let preemptions = stress(60, WRITING);
+    assert!(preemptions > 10.0, "only {preemptions} preemptions");
 }

@@ -38,7 +38,7 @@ fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Completion, bool)> {
     let (thinking, budget) = effort(&mut fields)?.resolve(card)?;
     let params = Params::read(&mut fields, card, card.sampling(thinking))?;
     if params.max_tokens == Some(0) {
-        return Err(ApiError::field("max_tokens", "at least 1", 0));
+        return Err(ApiError::field("max_completion_tokens or max_tokens", "at least 1", 0));
     }
     let choices = params.choices;
     let mut chat = Chat { budget, ..Chat::new(messages, thinking, params) };
@@ -133,7 +133,7 @@ fn response_format(fields: &mut Fields<'_>) -> Result<Format> {
             let at = named.path("schema");
             let schema = named.require("schema")?;
             named.finish()?;
-            Format::Json(parse(schema, &at, "a JSON schema")?, at)
+            Format::fits(schema, at)?
         }
         other => {
             let found = other.unwrap_or("nothing");

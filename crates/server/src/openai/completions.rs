@@ -9,7 +9,7 @@ use super::{Head, finish_reason, finite, spell, timings};
 use crate::answer::{Answers, Ask, EndOfAnswer, Splitter, Step, Whole};
 use crate::app::Engine;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, elements, is_string, parse};
+use crate::fields::{Fields, elements, is_string, kind, parse, token_ids};
 use crate::guide::Rules;
 use crate::params::{MAX_TOP, Params, stream_options};
 use crate::reply::{Events, Writer, send};
@@ -115,12 +115,12 @@ fn prompts(fields: &mut Fields<'_>, tokenizer: &Tokenizer) -> Result<Vec<Prompt>
     if is_string(value) {
         return Ok(vec![Prompt::from_text(parse(value, "prompt", expected)?, tokenizer)]);
     }
-    let items = elements(value, "prompt")?;
+    let items =
+        elements(value, "prompt").map_err(|_| ApiError::field("prompt", expected, kind(value)))?;
     match items.first() {
         None => return Err(ApiError::field("prompt", "at least one token", "an empty array")),
         Some((_, first)) if !is_string(first) && !first.get().starts_with('[') => {
-            let ids = parse(value, "prompt", "an array of token ids")?;
-            return Ok(vec![Prompt::from_ids(ids, tokenizer)]);
+            return Ok(vec![Prompt::from_ids(token_ids(value, "prompt")?, tokenizer)]);
         }
         Some(_) if items.len() > MAX_PROMPTS => {
             let most = format!("at most {MAX_PROMPTS} prompts");
@@ -132,7 +132,7 @@ fn prompts(fields: &mut Fields<'_>, tokenizer: &Tokenizer) -> Result<Vec<Prompt>
         if is_string(item) {
             Ok(Prompt::from_text(parse(item, &at, "a text")?, tokenizer))
         } else {
-            Ok(Prompt::from_ids(parse(item, &at, "an array of token ids")?, tokenizer))
+            Ok(Prompt::from_ids(token_ids(item, &at)?, tokenizer))
         }
     };
     items.into_iter().map(prompt).collect()

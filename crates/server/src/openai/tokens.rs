@@ -8,7 +8,7 @@ use text::chat::{Conversation, Ending, messages};
 use crate::app::Engine;
 use crate::chat::openai_tools;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, parse};
+use crate::fields::{Fields, token_ids};
 use crate::reply::json_body;
 use crate::routes::Call;
 
@@ -60,7 +60,7 @@ fn read_text(engine: &Engine, body: &[u8]) -> Result<Value> {
 fn read_tokens(engine: &Engine, body: &[u8]) -> Result<Value> {
     let mut fields = Fields::body(body)?;
     engine.check_model(fields.string("model")?.as_deref())?;
-    let tokens: Vec<u32> = parse(fields.require("tokens")?, "tokens", "an array of token ids")?;
+    let tokens = token_ids(fields.require("tokens")?, "tokens")?;
     fields.finish()?;
     let vocab = engine.card.tokenizer.vocabulary().rows();
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {

@@ -53,13 +53,16 @@ def memory():
 
 
 def requests():
-    """Bodies with shared beginnings, several lengths, seeds and temperatures."""
+    """Bodies with shared beginnings, several lengths, seeds and temperatures. Answers that are much longer than
+    their prompts outgrow a small memory, so that requests lose their blocks and read them again."""
     rng = random.Random(1)
     words = "the a little big cat dog girl boy ran saw went home park and then was very happy sad".split()
     starts = [" ".join(rng.choices(words, k=n)) for n in (5, 60, 300, 700)]
+    lengths = [(1, 60), (1, 60), (200, 600)]
     for i in range(REQUESTS):
         yield {"prompt": f"{rng.choice(starts)} {' '.join(rng.choices(words, k=rng.randint(1, 9)))}",
-               "max_tokens": rng.randint(1, 60), "temperature": rng.choice([0, 1]), "seed": i}
+               "max_tokens": rng.randint(*rng.choice(lengths)), "ignore_eos": rng.random() < 0.5,
+               "temperature": rng.choice([0, 1]), "seed": i}
 
 
 def client(number, end, pool, counts, errors):

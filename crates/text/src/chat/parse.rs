@@ -62,6 +62,13 @@ fn message(value: &RawValue, at: String) -> Result<Message, Error> {
             return Err(Error::field(object.path("role"), expected, format!("{other:?}")));
         }
     };
+    // Members that other servers give a meaning that would be lost here; what means nothing to the answer, a
+    // name or a cache mark, may stand beside them.
+    for unknown in ["function_call", "audio", "prefix", "partial"] {
+        if let Some(value) = object.get(unknown).filter(|value| value.get() != "false") {
+            return Err(Error::field(object.path(unknown), "nothing", kind(value)));
+        }
+    }
     let mut message = Message::new(role, content(&object)?);
     if role == Role::Assistant {
         message.reasoning = match object.optional_string("reasoning_content")? {

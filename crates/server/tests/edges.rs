@@ -1,0 +1,350 @@
+//! Neighbours of known failures: what stands beside a case that went wrong in another server.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use common::{Running, Setup, chat_reply, ids, post, reply, serve, serve_digest, serve_with};
+use serde_json::{Map, Value, json};
+use text::Tokenizer;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const MESSAGES: &str = "/v1/messages";
+
+fn user() -> Value {
+    json!([{"role": "user", "content": "Q"}])
+}
+
+/// A chat request with further members.
+fn chat(members: Value) -> Value {
+    let mut body = json!({"messages": user(), "temperature": 0, "reasoning_effort": "none"});
+    let object = body.as_object_mut().expect("an object");
+    object.extend(members.as_object().expect("an object").clone());
+    body
+}
+
+/// Adds what a chunk has to what the chunks before it had: texts and arrays grow, the rest is replaced.
+fn grow(whole: &mut Value, part: &Value) {
+    match (whole, part) {
+        (Value::String(whole), Value::String(part)) => whole.push_str(part),
+        (Value::Array(whole), Value::Array(part)) => whole.extend(part.clone()),
+        (Value::Object(whole), Value::Object(part)) => {
+            for (key, part) in part {
+                grow(whole.entry(key.clone()).or_insert(Value::Null), part);
+            }
+        }
+        (_, Value::Null) => {}
+        (whole, part) => *whole = part.clone(),
+    }
+}
+
+/// The choices of a stream, put together.
+fn choices(server: &Running, path: &str, body: &Value) -> Vec<Value> {
+    let mut body = body.clone();
+    body["stream"] = true.into();
+    let mut choices: Vec<Value> = Vec::new();
+    for event in server.post(path, &body).events() {
+        let part = &event["choices"][0];
+        let index = part["index"].as_u64().expect("an index") as usize;
+        choices.resize(choices.len().max(index + 1), json!({}));
+        let ended = choices[index]["finish_reason"].is_string();
+        assert!(!ended, "{index} goes on behind its end: {event}");
+        grow(&mut choices[index], part);
+    }
+    choices
+}
+
+#[test]
+fn a_stream_adds_up_to_the_answer_that_comes_whole() {
+    let tokenizer = Tokenizer::tiny();
+    let blank = serve_with(Box::new(|_| None), Setup { tokenizer, ..Setup::default() });
+    let digest = serve_digest(Setup::default());
+    let sampled = json!({"prompt": "x", "max_tokens": 24, "temperature": 1, "seed": 3, "top_k": 0});
+    let plain = json!({"prompt": "x", "max_tokens": 24, "temperature": 0});
+    for (server, body) in [(&blank, &sampled), (&digest, &plain)] {
+        let full = server.ok(COMPLETIONS, body)["choices"][0]["text"].clone();
+        let full: Vec<char> = full.as_str().expect("text").chars().collect();
+        // A text that comes in the middle, and one whose beginning comes and whose end does not.
+        let middle: String = full[full.len() / 2..full.len() / 2 + 3].iter().collect();
+        let never: String =
+            full[full.len() / 3..full.len() / 3 + 4].iter().chain(&['\0']).collect();
+        for members in [
+            json!({}),
+            json!({"n": 3}),
+            json!({"logprobs": 2}),
+            json!({"logprobs": 0, "echo": true}),
+            json!({"n": 2, "echo": true, "logprobs": 1, "stop": [middle, never]}),
+            json!({"stop": [never, middle], "logprobs": 3}),
+            json!({"stop": never}),
+            json!({"max_tokens": 0, "echo": true, "n": 2}),
+            json!({"max_tokens": 1, "logprobs": 1}),
+            json!({"prompt": ["x", "y z", [7, 8]], "n": 2, "logprobs": 1, "stop": middle}),
+        ] {
+            let mut body = body.clone();
+            let object = body.as_object_mut().expect("an object");
+            object.extend(members.as_object().expect("an object").clone());
+            let whole = server.ok(COMPLETIONS, &body);
+            let streamed = choices(server, COMPLETIONS, &body);
+            assert_eq!(json!(streamed), whole["choices"], "{members}");
+            for choice in &streamed {
+                let logprobs = &choice["logprobs"];
+                let lengths = ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
+                    .map(|key| logprobs[key].as_array().map(Vec::len));
+                assert!(lengths.iter().all(|length| *length == lengths[0]), "{logprobs}");
+                assert_eq!(lengths[0].is_some(), !body["logprobs"].is_null());
+            }
+        }
+    }
+}
+
+#[test]
+fn parallel_calls_and_choices_are_told_apart_in_a_stream() {
+    let call = |name: &str, n: u32| {
+        format!(
+            "<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{\"n\": {n}}}}}\n</tool_call>"
+        )
+    };
+    let said = format!("Both. {}\n{}\n{}", call("f", 1), call("g", 2), call("f", 3));
+    let server = serve(chat_reply(ids(&said)));
+    let tools =
+        json!(["f", "g"].map(|name| json!({"type": "function", "function": {"name": name}})));
+    let body = chat(json!({"tools": tools, "n": 2, "stream": true, "logprobs": true}));
+    let mut calls: Vec<Vec<(String, String)>> = vec![Vec::new(); 2];
+    for event in server.post(CHAT, &body).events() {
+        let choice = &event["choices"][0];
+        let calls = &mut calls[choice["index"].as_u64().expect("an index") as usize];
+        for delta in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            let index = delta["index"].as_u64().expect("an index") as usize;
+            if let Some(id) = delta["id"].as_str() {
+                assert_eq!(calls.len(), index, "calls begin in order");
+                calls.push((id.to_owned(), String::new()));
+            }
+            calls[index].1 += delta["function"]["arguments"].as_str().expect("arguments");
+        }
+    }
+    for calls in &calls {
+        let arguments: Vec<&str> = calls.iter().map(|call| call.1.as_str()).collect();
+        assert_eq!(arguments, ["{\"n\": 1}", "{\"n\": 2}", "{\"n\": 3}"]);
+    }
+    let mut ids: Vec<&String> = calls.iter().flatten().map(|call| &call.0).collect();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 6, "no id twice");
+    // One at a time, if that is asked for.
+    let one = server.ok(CHAT, chat(json!({"tools": tools, "parallel_tool_calls": false})));
+    assert_eq!(one["choices"][0]["message"]["tool_calls"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_schema_leaves_room_for_calls() {
+    let format = json!({"type": "json_schema", "json_schema": {"schema": {
+        "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"],
+        "additionalProperties": false,
+    }}});
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object", "not": {"required": ["x"]},
+    }}}]);
+    let calls = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+    let body = chat(json!({"tools": tools, "response_format": format}));
+    let answer = |said: &str, body: &Value| {
+        serve(chat_reply(ids(said))).ok(CHAT, body)["choices"][0].clone()
+    };
+    let called = answer(&format!("{calls}\n{calls}"), &body);
+    assert_eq!(called["finish_reason"], "tool_calls", "{called}");
+    assert_eq!(called["message"]["tool_calls"].as_array().map(Vec::len), Some(2));
+    let said = answer("{\"n\": 7}", &body);
+    assert_eq!(said["message"]["content"], "{\"n\": 7}");
+    assert_eq!(said["finish_reason"], "stop");
+    // Without a choice, the format alone holds.
+    let mut none = body.clone();
+    none["tool_choice"] = "none".into();
+    none["max_tokens"] = 20.into();
+    assert!(answer(calls, &none)["message"].get("tool_calls").is_none());
+}
+
+#[test]
+fn schemas_that_cannot_be_followed_are_the_clients_fault() {
+    let server = serve(chat_reply(ids("hi")));
+    for schema in [
+        json!({"$ref": "#"}),
+        json!({"allOf": [{"$ref": "#"}]}),
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
+        json!({"enum": []}),
+        json!({"type": "string", "pattern": "("}),
+        json!({"type": "integer", "minimum": 5, "maximum": 3}),
+        json!({"$ref": "http://127.0.0.1:1/x.json"}),
+        json!({"not": {}}),
+        json!(false),
+        json!([]),
+        json!("x"),
+        json!(5),
+    ] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+        let message = server.refused(CHAT, chat(json!({"response_format": format})));
+        assert!(message.starts_with("response_format.json_schema.schema: expected"), "{message}");
+        let internals = ["<state>", "Parser", "failed to compile", "\n"];
+        assert!(!internals.iter().any(|word| message.contains(word)), "{message}");
+    }
+    let message = server.refused(
+        CHAT,
+        chat(json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {
+            "type": "string", "pattern": "(",
+        }}}})),
+    );
+    assert!(message.contains("unclosed group"), "{message}");
+}
+
+#[test]
+fn a_token_has_one_spelling_in_a_bias() {
+    let server = serve(Box::new(|_| None));
+    for key in ["005", "+5", " 5", "5.0", "5e0", ""] {
+        let bias: Map<String, Value> = [(key.to_owned(), json!(1))].into_iter().collect();
+        let message = server.refused(COMPLETIONS, json!({"prompt": "x", "logit_bias": bias}));
+        assert!(message.starts_with("logit_bias: expected token ids"), "{message}");
+    }
+}
+
+#[test]
+fn refusals_name_the_element() {
+    let server = serve(reply(ids(" red")));
+    for (path, body, expected) in [
+        (COMPLETIONS, json!({"prompt": [1, 2.5]}), "prompt[1]: expected a token id, found 2.5"),
+        (
+            COMPLETIONS,
+            json!({"prompt": [1, "a"]}),
+            "prompt[1]: expected a token id, found a string",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt": ["a", [-1]]}),
+            "prompt[1][0]: expected a token id, found -1",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt": {}}),
+            "prompt: expected a text, token ids, or a list of either",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt": "x", "stop": {}}),
+            "stop: expected a text or an array of texts",
+        ),
+        ("/detokenize", json!({"tokens": [1, null]}), "tokens[1]: expected a token id, found null"),
+        (
+            CHAT,
+            json!({"messages": user(), "tools": [{"function": {"name": "f"}}]}),
+            "tools[0].type: expected \"function\", found nothing",
+        ),
+        (
+            CHAT,
+            json!({"messages": user(), "tools": [{"type": "custom"}]}),
+            "tools[0].type: expected \"function\", found \"custom\"",
+        ),
+    ] {
+        let message = server.refused(path, body);
+        assert!(message.starts_with(expected), "{message}");
+    }
+}
+
+/// What would be lost is refused; what means nothing to the answer is not.
+#[test]
+fn nothing_that_was_said_is_lost() {
+    let server = serve(chat_reply(ids("hi")));
+    let body = |message: Value| json!({"messages": [{"role": "user", "content": "Q"}, message]});
+    for (member, value) in [
+        ("function_call", json!({"name": "f", "arguments": "{}"})),
+        ("audio", json!({"id": "a"})),
+        ("prefix", json!(true)),
+        ("partial", json!(true)),
+    ] {
+        let mut message = json!({"role": "assistant", "content": "a"});
+        message[member] = value;
+        let refusal = server.refused(CHAT, body(message));
+        assert!(refusal.starts_with(&format!("messages[1].{member}: expected")), "{refusal}");
+    }
+    // As the clients' own libraries send an answer back.
+    server.ok(CHAT, body(json!({
+        "role": "assistant", "content": "a", "refusal": null, "audio": null, "function_call": null,
+        "annotations": [], "tool_calls": null, "reasoning_content": null, "name": "n",
+    })));
+}
+
+#[test]
+fn anthropic_calls_enter_the_prompt_as_the_model_wrote_them() {
+    let server = serve(chat_reply(ids("hi")));
+    let tokens = |input: &str| {
+        let body = format!(
+            r#"{{"messages":[{{"role":"user","content":"Q"}},
+            {{"role":"assistant","content":[{{"type":"tool_use","id":"t","name":"f","input":{input}}}]}},
+            {{"role":"user","content":[{{"type":"tool_result","tool_use_id":"t","content":"ok"}}]}}]}}"#
+        );
+        server.ok("/v1/messages/count_tokens", body)["input_tokens"].clone()
+    };
+    let written = tokens(r#"{"city": "Z\u00fcrich", "days": [1, 2]}"#);
+    assert_eq!(tokens(r#"{"city":"Zürich","days":[1,2]}"#), written);
+    assert_eq!(tokens("{\n  \"city\" : \"Zürich\",\n  \"days\" : [\n 1,\n 2 ]\n}"), written);
+    let unnamed = json!({"max_tokens": 3, "messages": [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "input": {}}]},
+    ]});
+    let message = server.refused(MESSAGES, unnamed);
+    assert!(message.starts_with("messages[1].content[0].name: expected a value"), "{message}");
+}
+
+#[test]
+fn an_answer_that_a_client_of_anthropic_began_goes_on() {
+    // Says "went on" behind whatever there is.
+    let server = serve(Box::new(|context: &[u32]| {
+        let said = ids(" went on");
+        let started = context.iter().rposition(|&id| id == said[0]);
+        match started {
+            None => Some(said[0]),
+            Some(at) => Some(said.get(context.len() - at).copied().unwrap_or(common::IM_END)),
+        }
+    }));
+    let body = |content: Value| {
+        json!({"max_tokens": 20, "temperature": 0, "messages": [
+            {"role": "user", "content": "Q"}, {"role": "assistant", "content": content},
+        ]})
+    };
+    for content in [json!("The story"), json!([{"type": "text", "text": "The story"}])] {
+        let answer = server.ok(MESSAGES, body(content));
+        assert_eq!(answer["content"], json!([{"type": "text", "text": " went on"}]));
+        // The turn is open: behind the text comes neither its end nor another beginning.
+        let spelled = ids(
+            "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nThe story",
+        );
+        assert_eq!(answer["usage"]["input_tokens"], spelled.len());
+    }
+}
+
+/// Clients that leave are counted, with the tokens that were generated for them.
+#[test]
+fn who_leaves_early_is_counted() {
+    let server = serve_digest(Setup { max_running: 1, ..Setup::default() });
+    let ask = |stream: bool| {
+        let body = json!({"prompt": "x", "max_tokens": 4000, "stream": stream});
+        let mut client = server.connect();
+        client.write_all(&post(COMPLETIONS, "", body.to_string().as_bytes())).expect("write");
+        client
+    };
+    let mut reading = ask(true);
+    reading.read_exact(&mut [0; 2000]).expect("some events");
+    let waiting = ask(false);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while server.metric("num_requests_waiting") < 1.0 {
+        assert!(Instant::now() < deadline, "the second request does not wait");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop((reading, waiting));
+    let aborted = "kipp_request_success_total{model_name=\"scripted\",finished_reason=\"abort\"} 2";
+    while !server.get("/metrics").text().contains(aborted) {
+        assert!(Instant::now() < deadline, "{}", server.get("/metrics").text());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(server.metric("generation_tokens_total") > 5.0);
+    // One prompt was read, the other never was.
+    assert_eq!(server.metric("prompt_tokens_total"), 1.0);
+}
