@@ -4,23 +4,30 @@
     cargo build --release
     target/release/kipp convert --synthetic --checkpoint qwen3-0.6b --scheme q4_0 --out model.gguf
     python3 bench/serving.py target/release/kipp model.gguf > bench/results/serving/NAME.json
+    python3 bench/serving.py target/release/kipp model.gguf --rounds 0 --prompts 1900 6890 > ...
 
-Prints a record: the rate of 32 streams over HTTP and that of `kipp bench` with 32 sequences, measured in turn, and
-the time to the first token of prompts that are new and that were just read. Needs nothing but Python.
+Prints a record: the rate of 32 streams over HTTP and that of `kipp bench` with 32 sequences, measured in turn; or the
+time to the first token of prompts that are new and that were just read. Needs nothing but Python.
 """
 
 import argparse
-import asyncio
 import glob
 import json
 import os
 import platform
 import random
 import re
+import selectors
+import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
+
+# How often the client looks at its sockets, in seconds, and what it counts.
+LOOK = 0.004
+TOKEN = b'"token_logprobs":['
 
 
 def processor():
@@ -42,12 +49,12 @@ class Server:
         for line in self.process.stderr:
             found = re.search(r"listens on http://([\d.]+):(\d+)", line)
             if found:
-                self.host, self.port = found.group(1), int(found.group(2))
+                self.address = found.group(1), int(found.group(2))
                 break
         else:
             sys.exit("the server did not start")
         # Its log must be read, or it would wait.
-        self.drain = asyncio.get_event_loop().run_in_executor(None, self.process.stderr.read)
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
         return self
 
     def __exit__(self, *_):
@@ -72,56 +79,74 @@ class Server:
             spent["computing" if computing else "others"] += ticks / os.sysconf("SC_CLK_TCK")
         return spent
 
-    async def stream(self, prompt, tokens):
-        """The times at which a greedy completion's tokens arrived, and the time it was asked for."""
-        reader, writer = await asyncio.open_connection(self.host, self.port)
-        body = json.dumps({
-            "prompt": prompt, "max_tokens": tokens, "stream": True, "temperature": 0,
-            "ignore_eos": True, "logprobs": 0,
-        }).encode()
-        asked = time.perf_counter()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: kipp\r\nConnection: close\r\n"
-                     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-        times, tail = [], b""
-        while chunk := await reader.read(1 << 16):
-            now = time.perf_counter()
-            # With logprobs every token has an event, also where its text waits for the next. A chunk may
-            # end inside what is counted.
-            text = tail + chunk
-            times += [now] * (text.count(b'"token_logprobs":[') - tail.count(b'"token_logprobs":['))
-            tail = text[-20:]
-        writer.close()
-        if b"[DONE]" not in tail:
-            sys.exit(f"the stream broke off: {text[-400:]!r}")
-        return asked, times
+    def stream(self, prompts, tokens):
+        """Greedy completions of all prompts at once: of each, the times at which its tokens arrived.
+
+        The client shares the processor with what it measures, so it does next to nothing: it looks at its sockets
+        every few milliseconds, notes when how many bytes came, and counts the tokens in them once all is over.
+        """
+        ready, left = selectors.DefaultSelector(), len(prompts)
+        arrived = [[] for _ in prompts]
+        for prompt, log in zip(prompts, arrived):
+            body = json.dumps({
+                "prompt": prompt, "max_tokens": tokens, "stream": True, "temperature": 0,
+                "ignore_eos": True, "logprobs": 0,
+            }).encode()
+            stream = socket.create_connection(self.address)
+            stream.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: kipp\r\nConnection: close\r\n"
+                           b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+            ready.register(stream, selectors.EVENT_READ, log)
+        while left > 0:
+            for key, _ in ready.select():
+                data = key.fileobj.recv(1 << 16)
+                key.data.append((time.perf_counter(), data))
+                if not data:
+                    ready.unregister(key.fileobj)
+                    key.fileobj.close()
+                    left -= 1
+            time.sleep(LOOK)
+        return [token_times(log) for log in arrived]
 
 
-async def rate(server, streams, depth, tokens):
+def token_times(log):
+    """The times of a stream's tokens, from the pieces that it came in."""
+    times, tail = [], b""
+    for now, data in log:
+        # With logprobs every token has an event, also where its text waits for the next. A piece may end
+        # inside what is counted.
+        text = tail + data
+        times += [now] * (text.count(TOKEN) - tail.count(TOKEN))
+        tail = text[-20:]
+    if b"[DONE]" not in tail:
+        sys.exit(f"the stream broke off: {text[-400:]!r}")
+    return times
+
+
+def rate(server, streams, depth, tokens):
     """Tokens a second while all streams are decoding."""
     dice = random.Random(streams)
     prompts = [[dice.randrange(1000, 150_000) for _ in range(depth)] for _ in range(streams)]
-    answers = await asyncio.gather(*(server.stream(prompt, tokens) for prompt in prompts))
-    times = [sorted(times) for _, times in answers]
-    start, end = max(t[0] for t in times), min(t[-1] for t in times)
-    return sum(start < t <= end for one in times for t in one) / (end - start)
+    answers = server.stream(prompts, tokens)
+    start, end = max(times[0] for times in answers), min(times[-1] for times in answers)
+    return sum(start < t <= end for times in answers for t in times) / (end - start)
 
 
 def bench(options, streams, depth, tokens):
     command = [options.kipp, "bench", options.model, "--pp", "0", "--tg", str(tokens), "--depth", str(depth),
-               "--batch", str(streams), "--reps", "3", "--json", *options.flags]
+               "--batch", str(streams), "--reps", "1", "--json", *options.flags]
     record = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return record["results"][0]["tokens_per_s"], record["made"]
 
 
-async def first_token(server, length, times):
+def first_token(server, length, times):
     """Seconds to the first token of new prompts and of the same prompts again."""
     cold, warm = [], []
     for seed in range(times):
         dice = random.Random(length + seed)
         prompt = [dice.randrange(1000, 150_000) for _ in range(length)]
         for seconds in (cold, warm):
-            asked, arrived = await server.stream(prompt, 1)
-            seconds.append(arrived[0] - asked)
+            asked = time.perf_counter()
+            seconds.append(server.stream([prompt], 1)[0][0] - asked)
     return {
         "prompt_tokens": length,
         "cold_s": cold,
@@ -130,50 +155,52 @@ async def first_token(server, length, times):
     }
 
 
-async def main():
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kipp", help="the binary")
     parser.add_argument("model", help="a model file")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--depth", type=int, default=32, help="tokens of each stream's prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each stream generates")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--prompts", type=int, nargs="*", default=[1900, 6890], help="lengths of repeated prompts")
+    parser.add_argument("--rounds", type=int, default=4, help="0 leaves the rates out")
+    parser.add_argument("--prompts", type=int, nargs="*", default=[], help="lengths of repeated prompts, e.g. 1900 6890")
+    parser.add_argument("--times", type=int, default=2, help="prompts of each length")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for both verbs, e.g. --threads 2")
     options = parser.parse_args()
     shape = (options.streams, options.depth, options.tokens)
 
-    served, alone, others, made = [], [], [], None
-    for _ in range(options.rounds):
-        figure, made = bench(options, *shape)
-        alone.append(figure)
+    record = {"kind": "serving", "processor": processor()}
+    if options.rounds > 0:
+        served, alone, others = [], [], []
         with Server(options, "--max-seqs", str(options.streams), "--ctx", "1024") as server:
-            await rate(server, *shape)  # The first time, pages are touched for the first time.
-            before = server.seconds()
-            served.append(await rate(server, *shape))
-            after = server.seconds()
-            others.append((after["others"] - before["others"]) / (after["computing"] - before["computing"]))
-    first, resident = [], None
+            rate(server, options.streams, options.depth, 8)  # Pages are touched for the first time.
+            for _ in range(options.rounds):
+                figure, made = bench(options, *shape)
+                alone.append(figure)
+                before = server.seconds()
+                served.append(rate(server, *shape))
+                after = server.seconds()
+                others.append((after["others"] - before["others"]) / (after["computing"] - before["computing"]))
+        record |= {
+            "made": made,
+            "streams": options.streams,
+            "prompt_tokens": options.depth,
+            "generated_tokens": options.tokens,
+            "http_tokens_per_s": served,
+            "bench_tokens_per_s": alone,
+            "http_over_bench": statistics.median(served) / statistics.median(alone),
+            "processor_time_beside_computing": others,
+        }
     if options.prompts:
         with Server(options, "--max-seqs", "2", "--ctx", str(max(options.prompts) + 256)) as server:
-            for length in options.prompts:
-                first.append(await first_token(server, length, options.rounds))
-            resident = server.resident()
-    json.dump({
-        "kind": "serving",
-        "made": {**made, "command": "bench/serving.py " + " ".join(sys.argv[1:])},
-        "processor": processor(),
-        "streams": options.streams,
-        "prompt_tokens": options.depth,
-        "generated_tokens": options.tokens,
-        "http_tokens_per_s": served,
-        "bench_tokens_per_s": alone,
-        "http_over_bench": statistics.median(served) / statistics.median(alone),
-        "processor_time_beside_computing": others,
-        "first_token": first,
-        "resident_bytes": resident,
-    }, sys.stdout, indent=1)
+            record["first_token"] = [first_token(server, length, options.times) for length in options.prompts]
+            record["resident_bytes"] = server.resident()
+    if "made" not in record:
+        record["made"] = bench(options, 1, 0, 1)[1]
+    # Names without this machine's folders.
+    record["made"]["command"] = " ".join(["bench/serving.py", *map(os.path.basename, sys.argv[1:])])
+    json.dump(record, sys.stdout, indent=1)
     print()
 
 
-asyncio.run(main())
+main()

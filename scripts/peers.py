@@ -150,7 +150,8 @@ def main():
         record = {
             "kind": "peers",
             "machine": {"processor": processor(), "system": platform.platform()},
-            "command": " ".join(["scripts/peers.py", *sys.argv[1:]]),
+            # Names without this machine's folders.
+            "command": " ".join(["scripts/peers.py", *(pathlib.Path(word).name for word in sys.argv[1:])]),
             "kipp": output_of([args.kipp, "--version"]).strip(),
             "rounds": args.rounds,
             "results": results,

@@ -67,7 +67,7 @@ fn rows(id: &str, name: &str, record: &Value) -> String {
         let made = &record["made"];
         writeln!(
             rows,
-            "| {id} | {} | {} | {} | {} | {} | {gates} | {} | {}, {} | [{name}](bench/results/verify/{name}) |",
+            "| {id} | {} | {} | {} | {} | {} | {gates} | {} | {}, {} | {name} |",
             text(record, "weights"),
             text(record, "scheme"),
             text(record, "kv"),

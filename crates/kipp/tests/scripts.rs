@@ -49,4 +49,7 @@ fn peers_are_measured_in_turn_and_losing_rows_stay() {
     let record: Value = serde_json::from_str(&record).expect("JSON");
     assert_eq!(record["results"].as_array().expect("results").len(), 2);
     assert!(record["kipp"].as_str().expect("a version").starts_with("kipp "));
+    // Folders of the machine that measured are nobody's business.
+    let command = record["command"].as_str().expect("a command");
+    assert!(command.contains("--llama-bench llama-bench --files kipp-tiny.gguf"), "{command}");
 }
