@@ -5,6 +5,7 @@
 //! by the tests, on the CPU, and by `kipp verify`, on a user's own machine.
 
 mod gates;
+mod identity;
 mod rig;
 mod speculation;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use model::Model;
 use crate::backend::{Backend, BackendError, KvConfig};
 
 pub use gates::{AGAINST_BF16, GATES};
+pub use identity::{Drafted, identity};
 pub use rig::{Rig, nmse};
 
 /// One gate.

@@ -8,6 +8,7 @@ use super::rig::Rig;
 use super::{Finding, Unit};
 use crate::backend::BackendError;
 use crate::engine::{Engine, RequestId, Settings};
+use crate::load::Load;
 use crate::request::{Event, Request};
 use crate::sampling::{SamplingParams, gumbel};
 use crate::sequence::Sequence;
@@ -45,9 +46,9 @@ impl Drafter for Prompter {
 }
 
 /// What is asked.
-struct Question {
-    prompt: Vec<u32>,
-    sampling: SamplingParams,
+pub struct Question {
+    pub prompt: Vec<u32>,
+    pub sampling: SamplingParams,
 }
 
 pub fn speculation(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
@@ -68,10 +69,12 @@ pub fn speculation(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     for (sampling, length) in kinds.into_iter().zip(lengths) {
         questions.push(Question { prompt: rig.tokens(length), sampling });
     }
-    let plain = answers(rig, &questions, None)?;
+    let settings = Settings { max_running: questions.len(), token_budget: 256, context: 128 };
+    let (plain, _) = answers(rig, &questions, settings, ANSWER, None)?;
     let texts = questions.iter().zip(&plain).map(|(q, answer)| [&*q.prompt, answer].concat());
     let drafter = Prompter { texts: texts.collect(), vocab: rig.model().spec().vocab as u32 };
-    let drafted = answers(rig, &questions, Some(drafter))?;
+    let always = Speculation::new(Box::new(drafter)).always(15);
+    let (drafted, _) = answers(rig, &questions, settings, ANSWER, Some(always))?;
 
     let (mut differing, mut detail) = (0, format!("{} answers", plain.len()));
     for ((question, expected), found) in questions.iter().zip(&plain).zip(&drafted) {
@@ -83,27 +86,26 @@ pub fn speculation(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
     Ok(Finding { figure: f64::from(differing), bound: 0.0, unit: Unit::DifferingAnswers, detail })
 }
 
-/// Tokens of every answer, all generated side by side.
-fn answers(
+/// Tokens of every answer, `most` at most, as many generated side by side as the settings say.
+pub fn answers(
     rig: &mut Rig<'_>,
     questions: &[Question],
-    drafter: Option<Prompter>,
-) -> Result<Vec<Vec<u32>>, BackendError> {
+    settings: Settings,
+    most: usize,
+    speculation: Option<Speculation>,
+) -> Result<(Vec<Vec<u32>>, Load), BackendError> {
     let vocabulary = match rig.model().spec().vocab {
         vocab if vocab <= Vocabulary::tiny().rows() => Vocabulary::tiny(),
         _ => Vocabulary::family(),
     };
-    let backend = rig.subject(questions.len() * 128)?.into_backend();
-    let settings = Settings { max_running: questions.len(), token_budget: 256, context: 128 };
+    let backend = rig.subject(settings.max_running * settings.context)?.into_backend();
     let mut engine = Engine::new(backend, vocabulary, settings);
-    if let Some(drafter) = drafter {
-        engine.speculate(Speculation::new(Box::new(drafter)).always(15));
-    }
+    speculation.into_iter().for_each(|speculation| engine.speculate(speculation));
     let mut events = Vec::new();
     for question in questions {
-        let (sink, receiver) = sync_channel(ANSWER + 1);
+        let (sink, receiver) = sync_channel(most + 1);
         let request = Request {
-            max_tokens: ANSWER,
+            max_tokens: most,
             sampling: question.sampling.clone(),
             ..Request::new(question.prompt.clone(), Box::new(sink))
         };
@@ -114,7 +116,7 @@ fn answers(
     while !engine.is_idle() {
         engine.step()?;
     }
-    Ok(events.iter().map(tokens).collect())
+    Ok((events.iter().map(tokens).collect(), engine.load()))
 }
 
 fn tokens(events: &Receiver<Event>) -> Vec<u32> {
@@ -127,7 +129,7 @@ fn tokens(events: &Receiver<Event>) -> Vec<u32> {
 
 /// Says where two answers part, unless a backend whose kernel classes differ in their last bits may well
 /// do so: what follows is then another text.
-fn differs(
+pub fn differs(
     rig: &mut Rig<'_>,
     question: &Question,
     expected: &[u32],
