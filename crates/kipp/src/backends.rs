@@ -131,6 +131,14 @@ impl BackendName {
         }
     }
 
+    /// What the driver says of the device, if this backend runs on an NVIDIA GPU.
+    pub fn device(self, ordinal: usize) -> Option<String> {
+        match self {
+            BackendName::Cuda => Some(cuda_devices().ok()?.into_iter().nth(ordinal)?.line),
+            BackendName::Cpu | BackendName::Metal | BackendName::Oracle => None,
+        }
+    }
+
     /// What the machine can do at most with this backend's instructions, measured now.
     pub fn peaks(self, threads: usize) -> Result<Peaks> {
         match self {
@@ -167,9 +175,7 @@ fn prepare_cuda(
     let decoded =
         |ty| matches!(ty, TensorType::F16 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K);
     if model.weights.matrices().any(|matrix| decoded(matrix.ty)) {
-        crate::output::complain(
-            "weights: some are of types that become fp16 on the GPU, by way of bf16",
-        );
+        crate::output::complain("weights: some are of types that become fp16 on the GPU");
     }
     let model = cuda::CudaModel::load(model, options, progress)?;
     let weights = Arc::clone(&model);

@@ -129,6 +129,9 @@ pub fn run(args: Args) -> Result<()> {
         };
         record["backend"] = backend.name().into();
         record["kernels"] = backend.kernels_hit().into();
+        if let Some(device) = backend.device(args.device) {
+            record["device"] = device.into();
+        }
         records.push(record);
     }
     if let Some(path) = &args.json {
@@ -245,8 +248,7 @@ impl<'a> Check<'a> {
             }
             records.push(record(gate, &found, seconds));
         }
-        // No backend tells yet which kernels it used.
-        Ok(json!({"ran": true, "longest": rig.longest(), "kernels": [], "gates": records}))
+        Ok(json!({"ran": true, "longest": rig.longest(), "gates": records}))
     }
 }
 

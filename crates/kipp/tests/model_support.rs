@@ -65,6 +65,7 @@ fn rows(id: &str, name: &str, record: &Value) -> String {
             }
         };
         let made = &record["made"];
+        let machine = backend["device"].as_str().unwrap_or(text(&made["machine"], "processor"));
         writeln!(
             rows,
             "| {id} | {} | {} | {} | {} | {} | {gates} | {} | {}, {} | {name} |",
@@ -74,7 +75,7 @@ fn rows(id: &str, name: &str, record: &Value) -> String {
             record["layers"],
             text(backend, "backend"),
             backend["longest"],
-            text(&made["machine"], "processor"),
+            machine,
             text(made, "commit"),
         )
         .expect("a string");
