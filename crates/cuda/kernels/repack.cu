@@ -39,6 +39,16 @@ extern "C" __global__ void __launch_bounds__(256) repack_BF16(const uint8_t* fro
     }
 }
 
+// What the host has decoded.
+extern "C" __global__ void __launch_bounds__(256) repack_F16(const uint8_t* from, Target to, long long blocks) {
+    size_t row, block;
+    if (!locate(to, blocks, row, block)) return;
+    const uint4* in = reinterpret_cast<const uint4*>(from) + (blockIdx.x * 256ll + threadIdx.x) * 4;
+    uint4* out = reinterpret_cast<uint4*>(to.quants) + block * 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) out[i] = in[i];
+}
+
 extern "C" __global__ void __launch_bounds__(256) repack_Q8_0(const uint8_t* from, Target to, long long blocks) {
     size_t row, block;
     if (!locate(to, blocks, row, block)) return;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::{num::NonZero, thread};
 
 use engine::BackendError;
-use model::float::f32_to_bf16;
+use model::float::f32_to_f16;
 use model::{Matrix, Model, TensorType, Vector};
 
 use crate::driver::{Buffer, Context, Event, Pinned, Stream};
@@ -38,8 +38,6 @@ impl Kind {
     pub const ALL: [Kind; 4] = [Kind::F16, Kind::Q8_0, Kind::Q4_0, Kind::Q4_1];
     /// As kernels are named.
     pub const NAMES: [&'static str; 4] = ["F16", "Q8_0", "Q4_0", "Q4_1"];
-    /// As the file's types are named.
-    pub const FILE_NAMES: [&'static str; 4] = ["BF16", "Q8_0", "Q4_0", "Q4_1"];
 
     fn of(ty: TensorType) -> Result<Self> {
         match ty {
@@ -65,16 +63,6 @@ impl Kind {
         cols / 32 * self.block_bytes().0
     }
 
-    /// The type of which rows are handed to the device.
-    const fn handed(self) -> TensorType {
-        match self {
-            Kind::F16 => TensorType::Bf16,
-            Kind::Q8_0 => TensorType::Q8_0,
-            Kind::Q4_0 => TensorType::Q4_0,
-            Kind::Q4_1 => TensorType::Q4_1,
-        }
-    }
-
     /// Bytes of quants and of scales of a block of 32.
     pub const fn block_bytes(self) -> (usize, usize) {
         match self {
@@ -83,6 +71,42 @@ impl Kind {
             Kind::Q4_0 => (16, 2),
             Kind::Q4_1 => (16, 4),
         }
+    }
+}
+
+/// What rows are handed to the device as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handed {
+    /// What the file holds.
+    Bf16,
+    /// The same.
+    Q8_0,
+    /// The same.
+    Q4_0,
+    /// The same.
+    Q4_1,
+    /// What the host decoded, rounded.
+    F16,
+}
+
+impl Handed {
+    /// As kernels are named.
+    pub const NAMES: [&'static str; 5] = ["BF16", "Q8_0", "Q4_0", "Q4_1", "F16"];
+
+    /// For rows of this type that are to be of that kind.
+    fn of(ty: TensorType, kind: Kind) -> Self {
+        match (kind, ty) {
+            (Kind::F16, TensorType::Bf16) => Handed::Bf16,
+            (Kind::F16, _) => Handed::F16,
+            (Kind::Q8_0, _) => Handed::Q8_0,
+            (Kind::Q4_0, _) => Handed::Q4_0,
+            (Kind::Q4_1, _) => Handed::Q4_1,
+        }
+    }
+
+    /// Bytes of a row.
+    fn row_bytes(self, ty: TensorType, cols: usize) -> usize {
+        if self == Handed::F16 { cols * 2 } else { ty.row_bytes(cols) }
     }
 }
 
@@ -319,12 +343,13 @@ impl Pipeline {
         let total = plan.moves.iter().map(|m| m.matrix.bytes().len() as u64).sum();
         let mut done = 0;
         for Move { matrix, to, first, turns } in &plan.moves {
-            let row_bytes = to.kind.handed().row_bytes(matrix.cols);
+            let handed = Handed::of(matrix.ty, to.kind);
+            let row_bytes = handed.row_bytes(matrix.ty, matrix.cols);
             let rows_at_once = PIECE / row_bytes;
             for skipped in (0..matrix.rows).step_by(rows_at_once) {
                 let rows = rows_at_once.min(matrix.rows - skipped);
                 let stage = self.stage()?;
-                fill(&mut stage.host[..rows * row_bytes], matrix, to.kind.handed(), skipped);
+                fill(&mut stage.host[..rows * row_bytes], matrix, handed, skipped);
                 // SAFETY: at most a piece; it is not touched before its event.
                 unsafe { stream.upload(stage.device.address(), &stage.host, rows * row_bytes)? };
                 let target = Target {
@@ -336,7 +361,7 @@ impl Pipeline {
                     cols: to.cols as i32,
                 };
                 let blocks = rows * to.cols / 32;
-                kernels.repack(stream, to.kind, stage.device.address(), target, blocks)?;
+                kernels.repack(stream, handed, stage.device.address(), target, blocks)?;
                 stage.free.record(stream)?;
                 done += (rows * matrix.ty.row_bytes(matrix.cols)) as u64;
                 progress(done, total);
@@ -346,10 +371,10 @@ impl Pipeline {
     }
 }
 
-/// Rows of a matrix from `first` on: as they lie in the file, or decoded and rounded to bfloat16.
-fn fill(to: &mut [u8], matrix: &Matrix, handed: TensorType, first: usize) {
-    let row_bytes = handed.row_bytes(matrix.cols);
-    if matrix.ty == handed {
+/// Rows of a matrix from `first` on: as they lie in the file, or decoded and rounded to fp16.
+fn fill(to: &mut [u8], matrix: &Matrix, handed: Handed, first: usize) {
+    let row_bytes = handed.row_bytes(matrix.ty, matrix.cols);
+    if handed != Handed::F16 {
         return copy(to, &matrix.bytes()[first * row_bytes..][..to.len()]);
     }
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
@@ -361,7 +386,7 @@ fn fill(to: &mut [u8], matrix: &Matrix, handed: TensorType, first: usize) {
                 for (at, to) in (first + i * rows..).zip(to.chunks_exact_mut(row_bytes)) {
                     matrix.row_f32(at, &mut row);
                     for (to, &weight) in to.chunks_exact_mut(2).zip(&row) {
-                        to.copy_from_slice(&f32_to_bf16(weight).to_le_bytes());
+                        to.copy_from_slice(&f32_to_f16(weight).to_le_bytes());
                     }
                 }
             });
