@@ -12,6 +12,13 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     return rank;
 }
 
+// Blocks of this cluster; 1 where the launch asked for none.
+__device__ __forceinline__ int cluster_size() {
+    uint32_t size;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -519,14 +519,31 @@ impl Stream {
         shared: u32,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        let attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
-        let attribute = self.overlap.then_some(attribute);
+        let mut attributes = [overlapping()];
+        let attributes = &mut attributes[..usize::from(self.overlap)];
         // SAFETY: the caller's.
-        unsafe { self.launch_with(attribute, function, grid, threads, shared, arguments) }
+        unsafe { self.launch_with(attributes, function, grid, threads, shared, arguments) }
+    }
+
+    /// The same in clusters of two blocks along x, of which there is an even number; only where kernels overlap.
+    ///
+    /// # Safety
+    /// As for [`Stream::launch`].
+    pub unsafe fn launch_pairs(
+        &self,
+        function: Function,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+        value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 2, y: 1, z: 1 };
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        let pairs = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let mut attributes = [overlapping(), pairs];
+        // SAFETY: the caller's.
+        unsafe { self.launch_with(&mut attributes, function, grid, threads, shared, arguments) }
     }
 
     /// Queues a kernel whose `blocks` blocks wait for each other: it starts when all of them fit on the device.
@@ -548,14 +565,14 @@ impl Stream {
         };
         let grid = [blocks, 1, 1];
         // SAFETY: the caller's.
-        unsafe { self.launch_with(Some(attribute), function, grid, threads, shared, arguments) }
+        unsafe { self.launch_with(&mut [attribute], function, grid, threads, shared, arguments) }
     }
 
     /// # Safety
     /// As for [`Stream::launch`].
     unsafe fn launch_with(
         &self,
-        mut attribute: Option<sys::CUlaunchAttribute>,
+        attributes: &mut [sys::CUlaunchAttribute],
         function: Function,
         grid: [u32; 3],
         threads: u32,
@@ -571,12 +588,12 @@ impl Stream {
             blockDimZ: 1,
             sharedMemBytes: shared,
             hStream: self.stream,
-            numAttrs: u32::from(attribute.is_some()),
-            attrs: attribute.as_mut().map_or(ptr::null_mut(), |a| a),
+            numAttrs: attributes.len() as u32,
+            attrs: attributes.as_mut_ptr(),
         };
         function.launched.store(true, Ordering::Relaxed);
         let (function, arguments) = (function.function, arguments.as_mut_ptr());
-        // SAFETY: the caller's; the attribute outlives the call.
+        // SAFETY: the caller's; the attributes outlive the call.
         unsafe { driver!(cuLaunchKernelEx(&config, function, arguments, ptr::null_mut())) }
     }
 
@@ -601,6 +618,15 @@ impl Stream {
     pub fn replay(&self, graph: &Graph) -> Result<()> {
         // SAFETY: what it touches lives as long as the backend that recorded it.
         unsafe { driver!(cuGraphLaunch(graph.executable, self.stream)) }
+    }
+}
+
+/// Lets a kernel start while its predecessor drains.
+fn overlapping() -> sys::CUlaunchAttribute {
+    sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
     }
 }
 

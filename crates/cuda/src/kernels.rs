@@ -11,7 +11,7 @@ use crate::backend::Options;
 use crate::batch::{BatchKernels, PARTS_BYTES};
 use crate::driver::{Buffer, Context, Function, Module, Stream};
 use crate::prefill::{MANY, Prefill, QUERIES};
-use crate::weights::{Kind, Projection};
+use crate::weights::{Handed, Kind, Projection};
 
 type Result<T> = std::result::Result<T, BackendError>;
 
@@ -167,7 +167,8 @@ pub struct Kernels {
     /// The whole step of one token by the types of layers and head, likewise.
     decode: Vec<((Kind, Kind), Function)>,
     embed: [Function; 4],
-    repack: [Function; 4],
+    /// By what is handed over.
+    repack: [Function; 5],
     rms_norm: Function,
     rope: Function,
     attend_split: Function,
@@ -186,11 +187,14 @@ pub struct Kernels {
 
 /// A launch whose arguments are locals of exactly the kernel's parameter types.
 macro_rules! launch {
-    ($stream:expr, $function:expr, $grid:expr, $threads:expr, $shared:expr, [$($argument:ident),* $(,)?]) => {{
+    ($stream:expr, $function:expr, $grid:expr, $threads:expr, $shared:expr, $arguments:tt) => {
+        launch!(launch: $stream, $function, $grid, $threads, $shared, $arguments)
+    };
+    ($how:ident: $stream:expr, $function:expr, $grid:expr, $threads:expr, $shared:expr, [$($argument:ident),* $(,)?]) => {{
         let mut arguments = [$((&raw const $argument).cast_mut().cast::<c_void>()),*];
         // SAFETY: the arguments have the types of the kernel's parameters, checked against its source where each
         // launch is written; the addresses are of buffers that the backend sized for its limits and still owns.
-        unsafe { $stream.launch($function, $grid, $threads, $shared, &mut arguments) }
+        unsafe { $stream.$how($function, $grid, $threads, $shared, &mut arguments) }
     }};
 }
 pub(crate) use launch;
@@ -267,7 +271,7 @@ impl Kernels {
                 false => Vec::new(),
             },
             embed: kinds("embed")?,
-            repack: each(|kind| find("repack", &format!("repack_{}", Kind::FILE_NAMES[kind])))?,
+            repack: each(|kind| find("repack", &format!("repack_{}", Handed::NAMES[kind])))?,
             rms_norm: find("norm", "rms_norm")?,
             rope: find("rope", "rope")?,
             attend_split,
@@ -294,14 +298,14 @@ impl Kernels {
     pub fn repack(
         &self,
         stream: &Stream,
-        kind: Kind,
+        handed: Handed,
         from: u64,
         to: Target,
         blocks: usize,
     ) -> Result<()> {
         let grid = [blocks.div_ceil(256) as u32, 1, 1];
         let blocks = blocks as i64;
-        launch!(stream, self.repack[kind as usize], grid, 256, 0, [from, to, blocks])
+        launch!(stream, self.repack[handed as usize], grid, 256, 0, [from, to, blocks])
     }
 
     /// Duplicates the step's copied blocks in `planes` planes of `blocks` blocks of `bytes`.

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 
 use engine::batch::BLOCK;
 use engine::{BackendError, KvKind};
-use model::HEAD_DIM;
+use model::{HEAD_DIM, KV_HEADS};
 
 use crate::driver::{Context, Element, Function, Stream, TensorMap};
 use crate::kernels::{Cache, Epilogue, Heads, each, launch};
@@ -180,13 +180,25 @@ impl Prefill {
     ) -> Result<()> {
         let q = TensorMap::new(q, tokens, heads * HEAD_DIM, QUERIES)?;
         let (function, grid) = (self.attend, [heads as u32, flashes as u32, 1]);
-        let heads = heads as i32;
+        let (group, heads) = (heads / KV_HEADS, heads as i32);
         match self.kv {
             KvKind::Bf16 => {
                 let boxes =
                     |cache: Cache| TensorMap::new(cache.values, cache_rows, HEAD_DIM, BLOCK);
                 let (keys, values, shared) = (boxes(keys)?, boxes(values)?, ATTEND_SHARED);
-                launch!(stream, function, grid, 384, shared, [q, keys, values, out, step, heads])
+                // Two heads of a group read the same keys and values.
+                if group % 2 == 0 {
+                    launch!(launch_pairs: stream, function, grid, 384, shared, [q, keys, values, out, step, heads])
+                } else {
+                    launch!(
+                        stream,
+                        function,
+                        grid,
+                        384,
+                        shared,
+                        [q, keys, values, out, step, heads]
+                    )
+                }
             }
             KvKind::Q8_0 => {
                 let shared = ATTEND_SHARED + ATTEND_RAW;
