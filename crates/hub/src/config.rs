@@ -5,12 +5,12 @@ use std::path::Path;
 use model::{Error, HEAD_DIM, KV_HEADS, RMS_EPSILON, Result, Spec};
 use serde_json::{Map, Value, json};
 
-use crate::json;
+use crate::json::{self, Object};
 
 /// Checks that a configuration describes these dimensions and nothing that kipp does not compute.
 pub(crate) fn check(path: &Path, spec: &Spec) -> Result<()> {
-    let config = json::read(path)?;
-    compare(&config, spec).map_err(|error| error.in_file(path))
+    let Object(pairs) = json::read(path)?;
+    compare(&pairs.into_iter().collect(), spec).map_err(|error| error.in_file(path))
 }
 
 fn compare(config: &Map<String, Value>, spec: &Spec) -> Result<()> {
@@ -40,6 +40,10 @@ fn compare(config: &Map<String, Value>, spec: &Spec) -> Result<()> {
         &json!(false),
         config.get("use_sliding_window").unwrap_or(&json!(false)),
     )?;
+    let layers = config.get("layer_types").and_then(Value::as_array);
+    for layer in layers.into_iter().flatten() {
+        equal("layer_types", &json!("full_attention"), layer)?;
+    }
 
     // Older files name these at the top, newer ones elsewhere; where both do, both have to be
     // right.

@@ -1,6 +1,6 @@
 //! Why a model could not be brought here.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -12,6 +12,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// A file is not what it must be, or the operating system refused it.
     Model(model::Error),
+    /// What HF_ENDPOINT or HF_TOKEN holds makes no request.
+    Request {
+        /// What was to be asked for.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The hub could not be reached, or the connection to it broke.
     Connection {
         /// What was asked for.
@@ -62,8 +69,16 @@ impl Error {
             Error::Connection { .. } | Error::Answer { .. } => true,
             // 416: a range of a file that is there, so the server is in between two states.
             Error::Status { status, .. } => matches!(status, 408 | 416 | 425 | 429 | 500..=599),
-            Error::Model(_) | Error::Space { .. } | Error::Locked { .. } => false,
+            Error::Model(_)
+            | Error::Request { .. }
+            | Error::Space { .. }
+            | Error::Locked { .. } => false,
         }
+    }
+
+    /// What the operating system says about a file.
+    pub(crate) fn of_file(path: &Path) -> impl Fn(io::Error) -> Self + Copy + '_ {
+        move |error| Error::Model(model::Error::Io(error).in_file(path))
     }
 }
 
@@ -71,6 +86,10 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Model(error) => error.fmt(f),
+            Error::Request { url, why } => write!(
+                f,
+                "{url}: {why}; HF_ENDPOINT has to be an address such as https://huggingface.co, HF_TOKEN a word"
+            ),
             Error::Connection { url, why } => write!(f, "{url}: {why}"),
             Error::Status { url, status, .. } => {
                 write!(f, "{url}: expected status 200 or 206, found {status}")?;
@@ -99,11 +118,5 @@ impl std::error::Error for Error {}
 impl From<model::Error> for Error {
     fn from(error: model::Error) -> Self {
         Error::Model(error)
-    }
-}
-
-impl From<io::Error> for Error {
-    fn from(error: io::Error) -> Self {
-        Error::Model(error.into())
     }
 }

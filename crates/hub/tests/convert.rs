@@ -385,7 +385,11 @@ fn configurations_are_compared_with_the_registry() {
     assert_eq!(with(&newer), None);
 
     type Case<'a> = (&'a dyn Fn(&mut Value), &'a str);
-    let cases: [Case; 9] = [
+    let cases: [Case; 10] = [
+        (
+            &|c| c["layer_types"] = json!(["full_attention", "sliding_attention"]),
+            r#"`layer_types`: expected "full_attention", found "sliding_attention""#,
+        ),
         (&|c| c["hidden_size"] = json!(512), "`hidden_size`: expected 256, found 512"),
         (&|c| c["model_type"] = json!("qwen2"), r#"`model_type`: expected "qwen3", found "qwen2""#),
         (&|c| c["rope_theta"] = json!(10000), "`rope_theta`: expected 1000000.0, found 10000"),
@@ -412,6 +416,19 @@ fn configurations_are_compared_with_the_registry() {
         let error = with(change).unwrap();
         assert!(error.contains("config.json: ") && error.contains(reason), "{error}");
     }
+}
+
+#[test]
+fn a_key_that_occurs_twice_is_refused() {
+    let folder = Folder::new("twice");
+    let path = folder.write(false).dir.join("config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replacen('{', r#"{"hidden_size":512,"#, 1)).unwrap();
+    let error = folder.open().unwrap_err().to_string();
+    assert!(
+        error.contains("config.json: ") && error.contains("`hidden_size` occurs twice"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -188,7 +188,7 @@ type Misbehaviour = (&'static str, fn(&Request) -> Behaviour);
 /// Case DL-01.
 #[test]
 fn answers_to_ranges_that_are_not_what_was_asked_for() {
-    let cases: [Misbehaviour; 8] = [
+    let cases: [Misbehaviour; 10] = [
         ("whole files", |_| Behaviour { whole: true, ..Behaviour::default() }),
         ("whole files now and then", |r| Behaviour {
             whole: r.before % 3 == 0,
@@ -215,6 +215,14 @@ fn answers_to_ranges_that_are_not_what_was_asked_for() {
             let etag = (r.before > 12).then_some("\"second\"");
             Behaviour { etag, ..Behaviour::default() }
         }),
+        ("one entity whose tag is weak now and then", |r| {
+            let etag = (r.before % 2 == 0).then_some("W/\"first\"");
+            Behaviour { etag, ..Behaviour::default() }
+        }),
+        ("ranges of files whose size the server does not know", |r| {
+            let unsized_range = r.range.is_some();
+            Behaviour { unsized_range, ..Behaviour::default() }
+        }),
     ];
     for (name, script) in cases {
         let models = Models::new("dl01");
@@ -236,6 +244,10 @@ fn refusals_are_told_and_a_next_pull_recovers() {
         (Behaviour { cut: Some(0), ..Behaviour::default() }, "/model-1.safetensors: "),
         (Behaviour { instead: Some(""), ..Behaviour::default() }, "Content-Length: expected "),
         (Behaviour { instead: Some("<html>log in</html>"), ..Behaviour::default() }, ", found 19"),
+        (
+            Behaviour { coding: Some("gzip"), ..Behaviour::default() },
+            "/model-1.safetensors: Content-Encoding: expected identity, as asked for, found gzip",
+        ),
         (
             Behaviour { corrupt: true, ..Behaviour::default() },
             "/model-1.safetensors: SHA-256: expected ",
@@ -381,6 +393,168 @@ fn the_token_is_shown_and_asked_for() {
     client.piece = 64 << 10;
     models.pull_with(&client).unwrap();
     models.is_right();
+}
+
+/// A name and not a number, so that it is another host than the hub.
+#[test]
+fn the_token_is_shown_to_no_other_host() {
+    let store = hub(|_| Behaviour::default());
+    let elsewhere = store.url.replace("127.0.0.1", "localhost");
+    let options = Options { token: Some("secret"), store: Some(elsewhere), ..Options::default() };
+    let hub = TestHub::start(files(), options, |_| Behaviour::default());
+    let models = Models::new("elsewhere");
+    let mut client = Hub::new(&hub.url, Some("secret".into()));
+    client.piece = 64 << 10;
+    models.pull_with(&client).unwrap();
+    models.is_right();
+    assert!(hub.requests().iter().all(|line| line.ends_with(" token")));
+    let (seen, files) = (store.requests(), files().len());
+    assert!(seen.len() >= files && seen.iter().all(|line| !line.ends_with(" token")), "{seen:#?}");
+}
+
+/// What the environment says wrongly is wrong each time: nothing is waited for.
+#[test]
+fn addresses_and_tokens_that_make_no_request_are_told_at_once() {
+    let models = Models::new("request");
+    for (url, token) in [
+        ("huggingface.co", None),
+        ("/models", None),
+        ("", None),
+        ("http://127.0.0.1:1", Some("two\nlines".to_owned())),
+    ] {
+        let mut client = Hub::new(url, token);
+        client.first_wait = Duration::from_secs(3600);
+        let error = models.pull_with(&client).unwrap_err().to_string();
+        assert!(error.contains("; HF_ENDPOINT has to be an address such as"), "{url}: {error}");
+        assert!(!error.contains("two"), "{error}");
+    }
+}
+
+/// Nothing but its size speaks for a file without a hash, so the size has to be right.
+#[test]
+fn an_answer_without_a_length_may_not_go_on() {
+    let mut entries = listing(&files());
+    for entry in entries.as_array_mut().unwrap() {
+        entry.as_object_mut().unwrap().remove("lfs");
+    }
+    let hub = |surplus| {
+        let options = Options { listing: Some(entries.clone()), ..Options::default() };
+        TestHub::start(files(), options, move |request| Behaviour {
+            whole: true,
+            surplus: request.file.ends_with(".safetensors").then_some(surplus),
+            ..Behaviour::default()
+        })
+    };
+    let models = Models::new("surplus");
+    let error = models.refusal(&hub(b"more"));
+    assert!(
+        error.contains("model-1.safetensors: bytes: expected ") && error.ends_with("found more"),
+        "{error}"
+    );
+    models.pull(&hub(b"")).unwrap();
+    models.is_right();
+}
+
+/// What an earlier pull left is believed only as far as something speaks for it.
+#[test]
+fn remains_that_are_wrong_are_fetched_again() {
+    let plain = || hub(|_| Behaviour::default());
+    let mut entries = listing(&files());
+    for entry in entries.as_array_mut().unwrap() {
+        entry.as_object_mut().unwrap().remove("lfs");
+    }
+    let unhashed = || {
+        let options = Options { listing: Some(entries.clone()), ..Options::default() };
+        TestHub::start(files(), options, |_| Behaviour::default())
+    };
+    let models = Models::new("remains");
+    let work = models.0.join("downloads/test-tiny");
+    let leave = |name: &str, bytes: &[u8]| {
+        fs::create_dir_all(&work).unwrap();
+        fs::write(work.join(name), bytes).unwrap();
+    };
+    // Small files of the right size and of others; a whole shard that is damaged.
+    for name in ["config.json", "tokenizer.json", INDEX] {
+        leave(name, &vec![b' '; files()[name].len()]);
+    }
+    leave(SHARDS[0], &vec![0; files()[SHARDS[0]].len()]);
+    let error = models.refusal(&plain());
+    assert!(error.contains("model-1.safetensors: SHA-256: expected "), "{error}");
+    models.recovers();
+    // A part that lost its end, whose journal says that all has come.
+    let size = files()[SHARDS[1]].len();
+    leave("model-2.safetensors.part", &[0; 100]);
+    leave("model-2.safetensors.journal", format!("kipp 1 {size} -\n0 {size}\n").as_bytes());
+    leave(SHARDS[2], b"");
+    models.pull(&unhashed()).unwrap();
+    models.is_right();
+}
+
+/// A file of no bytes has a hash too, and is no checkpoint for that.
+#[test]
+fn files_of_no_bytes_are_told_by_name() {
+    for name in ["config.json", "tokenizer.json", INDEX, SHARDS[1]] {
+        let mut files = files();
+        files.insert(name.to_owned(), Vec::new());
+        let hub = TestHub::start(files, Options::default(), |_| Behaviour::default());
+        let error = Models::new("nothing").refusal(&hub);
+        assert!(error.contains(&format!("downloads/test-tiny/{name}: ")), "{error}");
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_models_folder_that_is_none_is_told_by_name() {
+    let models = Models::new("none");
+    fs::write(models.0.join("downloads"), "a file").unwrap();
+    let error = models.refusal(&hub(|_| Behaviour::default()));
+    assert!(error.starts_with(&models.0.join("downloads").display().to_string()), "{error}");
+    fs::remove_file(models.0.join("downloads")).unwrap();
+    fs::create_dir_all(models.0.join("downloads/test-tiny.lock")).unwrap();
+    let error = models.refusal(&hub(|_| Behaviour::default()));
+    assert!(error.contains("downloads/test-tiny.lock: Is a directory"), "{error}");
+}
+
+/// Where the cache of other programs is not right, it is as if it were not there.
+#[test]
+#[cfg(unix)]
+fn a_cache_that_is_damaged_is_left_alone() {
+    type Damage = (&'static str, fn(&Path));
+    let damages: [Damage; 6] = [
+        ("a link that leads nowhere", |dir| {
+            fs::remove_file(fs::canonicalize(dir.join(SHARDS[0])).unwrap()).unwrap();
+        }),
+        ("a folder for a file", |dir| {
+            fs::remove_file(dir.join(SHARDS[2])).unwrap();
+            fs::create_dir(dir.join(SHARDS[2])).unwrap();
+        }),
+        ("a configuration of the right size", |dir| {
+            let path = dir.join("config.json");
+            fs::write(&path, vec![b' '; fs::read(&path).unwrap().len()]).unwrap();
+        }),
+        ("an index of the right size", |dir| {
+            let path = dir.join(INDEX);
+            fs::write(&path, vec![b'['; fs::read(&path).unwrap().len()]).unwrap();
+        }),
+        ("no tokenizer", |dir| fs::remove_file(dir.join("tokenizer.json")).unwrap()),
+        ("a file for the folder", |dir| {
+            fs::remove_dir_all(dir).unwrap();
+            fs::write(dir, "nothing").unwrap();
+        }),
+    ];
+    for (name, damage) in damages {
+        let models = Models::new("damaged");
+        let cache = models.0.join("hf");
+        let dir = cache.join(format!("models--test--tiny/snapshots/{REVISION}"));
+        snapshot(&dir, &cache.join("blobs"));
+        damage(&dir);
+        let hub = hub(|_| Behaviour::default());
+        let mut client = client(&hub.url);
+        client.cache = Some(cache);
+        let pulled = models.pull_with(&client).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(pulled.cache, None, "{name}");
+        models.is_right();
+    }
 }
 
 #[test]

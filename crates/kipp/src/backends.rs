@@ -13,7 +13,7 @@ use model::Model;
 use model::TensorType;
 
 use crate::machine;
-use crate::output::Bar;
+use crate::progress::Meter;
 
 /// What computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -106,8 +106,8 @@ impl BackendName {
         let model = Arc::clone(model);
         let threads = settings.threads;
         let host = || machine::available_memory().map(|free| part(free, HOST_PART));
-        let mut bar = Bar::new("loading");
-        let mut progress = |done, total| bar.show(done, total);
+        let mut meter = Meter::passing();
+        let mut progress = |done, total| meter.show("loading", done, total);
         let make: Box<Make> = match self {
             BackendName::Cpu => {
                 let options = Options { threads, ..Options::default() };

@@ -2,8 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::io::{self, ErrorKind, Write};
 
 use anyhow::Result;
 use model::{Model, Origin};
@@ -36,44 +35,6 @@ impl Error for WrongUsage {}
 /// Wrong usage that names the flag, what was expected and what was found.
 pub fn wrong_usage(message: impl Into<String>) -> anyhow::Error {
     WrongUsage(message.into()).into()
-}
-
-/// How far something is, on one line of the terminal that is gone when it is done. Elsewhere, and for what
-/// takes no time, nothing is shown.
-pub struct Bar {
-    what: &'static str,
-    started: Instant,
-    /// Percent on the line, if it is there.
-    shown: Option<u64>,
-}
-
-/// What takes no longer needs no line.
-const AT_ONCE: Duration = Duration::from_millis(300);
-
-impl Bar {
-    /// A line for something that begins now.
-    pub fn new(what: &'static str) -> Self {
-        Bar { what, started: Instant::now(), shown: None }
-    }
-
-    /// Shows how far it is.
-    pub fn show(&mut self, done: u64, total: u64) {
-        let percent = 100 * done / total.max(1);
-        let late = self.started.elapsed() >= AT_ONCE && io::stderr().is_terminal();
-        if late && done < total && self.shown != Some(percent) {
-            self.shown = Some(percent);
-            let (done, total) = (size(done), size(total));
-            let _ = write!(io::stderr(), "\r{} {percent:>3} %, {done} of {total}\x1b[K", self.what);
-        }
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        if self.shown.is_some() {
-            let _ = write!(io::stderr(), "\r\x1b[K");
-        }
-    }
 }
 
 /// Whether an error only says that the reader of our output is gone.

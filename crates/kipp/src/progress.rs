@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::output::{complain, size};
 
-/// How often a terminal's line changes.
+/// How often a terminal's line changes, and what takes no longer needs no line.
 const REDRAW: Duration = Duration::from_millis(200);
 /// Weight of the newest rate in the mean that is shown.
 const NEWEST: f64 = 0.2;
@@ -13,33 +13,39 @@ const NEWEST: f64 = 0.2;
 /// Shows the progress of one thing after the other.
 pub struct Meter {
     terminal: bool,
+    /// Whether what was shown stays to be read afterwards.
+    stays: bool,
     what: &'static str,
     /// When and where the shown mean was last brought up to date.
     drawn: (Instant, u64),
-    /// Bytes a second.
+    /// Bytes a second, once a line has been shown.
     rate: Option<f64>,
     tenth: u64,
 }
 
 impl Meter {
-    /// A meter that has shown nothing.
+    /// For what somebody asked for and may want to read about later.
     pub fn new() -> Self {
-        let drawn = (Instant::now(), 0);
-        Meter { terminal: stderr().is_terminal(), what: "", drawn, rate: None, tenth: 0 }
+        let (terminal, drawn) = (stderr().is_terminal(), (Instant::now(), 0));
+        Meter { terminal, stays: true, what: "", drawn, rate: None, tenth: 0 }
+    }
+
+    /// For a wait on the way to something else: a terminal's line that goes when it is over, nothing elsewhere.
+    pub fn passing() -> Self {
+        Meter { stays: false, ..Meter::new() }
     }
 
     /// Shows that `done` of `total` bytes are done of this.
     pub fn show(&mut self, what: &'static str, done: u64, total: u64) {
         let now = Instant::now();
+        let tenth = 10 * done / total.max(1);
         if what != self.what {
             self.end();
             // What was done before does not count as speed.
-            *self = Meter { what, drawn: (now, done), ..Meter::new() };
-            self.tenth = 10 * done / total.max(1);
+            (self.what, self.drawn, self.tenth) = (what, (now, done), tenth);
             return;
         }
         let passed = now - self.drawn.0;
-        let tenth = 10 * done / total.max(1);
         if tenth == self.tenth && passed < REDRAW {
             return;
         }
@@ -52,17 +58,24 @@ impl Meter {
         if self.terminal {
             // Nobody is to be told if stderr is gone.
             let _ = write!(stderr(), "\r\x1b[K{line}");
-        } else if tenth > self.tenth {
+        } else if self.stays && tenth > self.tenth {
             complain(&line);
         }
         self.tenth = tenth;
     }
 
-    /// Leaves the last line standing.
+    /// Leaves the last line standing, or takes it away.
     pub fn end(&mut self) {
-        if self.terminal && self.rate.is_some() {
-            complain("");
+        if self.rate.take().is_some() && self.terminal {
+            let _ = write!(stderr(), "{}", if self.stays { "\n" } else { "\r\x1b[K" });
         }
+    }
+}
+
+/// What comes next, an error too, begins on a line of its own.
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -20,20 +20,21 @@ pub fn run(args: Args) -> Result<()> {
     let Reference::Registered(checkpoint, scheme) = Reference::parse(Some(&args.model))? else {
         bail!("model: expected a registry id, found `{}`; other files are yours", args.model);
     };
-    let schemes = scheme.map_or(Scheme::ALL.to_vec(), |scheme| vec![scheme]);
     let mut text = String::new();
+    if scheme.is_none() {
+        // First, because it refuses while a pull is at it, whose files would be taken away.
+        let bytes = hub::pull::forget(&store::folder()?, checkpoint)?;
+        if bytes > 0 {
+            text += &format!("an unfinished pull ({})\n", size(bytes));
+        }
+    }
+    let schemes = scheme.map_or(Scheme::ALL.to_vec(), |scheme| vec![scheme]);
     for scheme in schemes {
         let path = store::path_of(checkpoint, scheme)?;
         for file in [path.clone(), store::gates_of(&path), path.with_added_extension("part")] {
             let Ok(metadata) = file.metadata() else { continue };
             fs::remove_file(&file)?;
             text += &format!("{} ({})\n", file.display(), size(metadata.len()));
-        }
-    }
-    if scheme.is_none() {
-        let bytes = hub::pull::forget(&store::folder()?, checkpoint)?;
-        if bytes > 0 {
-            text += &format!("an unfinished pull ({})\n", size(bytes));
         }
     }
     if text.is_empty() {

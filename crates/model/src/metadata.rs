@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 
 use crate::error::{Error, Result};
-use crate::gguf::{ARCHITECTURE_KEY, Array, Gguf, Value};
+use crate::gguf::{ARCHITECTURE_KEY, Array, Gguf, TensorInfo, Value};
 use crate::registry::Checkpoint;
 use crate::scheme::Scheme;
 use crate::spec::{HEAD_DIM, KV_HEADS, RMS_EPSILON, Spec};
@@ -19,6 +19,8 @@ const SCHEME: &str = "kipp.scheme";
 const REPOSITORY: &str = "kipp.source.repository";
 const REVISION: &str = "kipp.source.revision";
 const SHA256: &str = "kipp.source.sha256";
+/// Files that a model of another program is cut into.
+const SPLITS: &str = "split.count";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 /// Stands for the repository where the weights are made up.
 const SYNTHETIC: &str = "synthetic";
@@ -69,6 +71,10 @@ pub(crate) fn check(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)
     if architecture != ARCHITECTURE {
         let (expected, found) = (format!("{ARCHITECTURE:?}"), format!("{architecture:?}"));
         return Err(Error::mismatch(format_args!("`{ARCHITECTURE_KEY}`"), expected, found));
+    }
+    if let Some(files) = gguf.get(SPLITS).filter(|files| files.as_u64() != Some(1)) {
+        let expected = "one file (llama.cpp's `llama-gguf-split --merge` puts several together)";
+        return Err(Error::mismatch(format_args!("`{SPLITS}`"), expected, files));
     }
     if gguf.get(CHECKPOINT).is_none() || is_rewritten(gguf) {
         return check_foreign(gguf);
@@ -246,16 +252,22 @@ fn check_foreign(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)> {
     Ok((checkpoint, commonest(gguf)?, Origin::Foreign))
 }
 
-/// The scheme of most of the layers' weights; files of other programs mix them.
+/// The scheme of most of the layers' weights; files of other programs mix them. One walk, since a file may name any
+/// number of tensors.
 fn commonest(gguf: &Gguf) -> Result<Scheme> {
-    let projections =
-        || gguf.tensors.iter().filter(|t| t.name.starts_with("blk.") && t.dims.len() == 2);
-    let weights = |ty| {
-        let of_type = projections().filter(|tensor| tensor.ty == ty);
-        of_type.fold(0u64, |sum, tensor| sum.saturating_add(tensor.dims.iter().product()))
-    };
-    let most = projections().max_by_key(|tensor| weights(tensor.ty));
-    let most = most.ok_or_else(|| Error::mismatch("matrices of the layers", "some", "none"))?;
+    // A tensor of each type, and the weights of all.
+    let mut types: Vec<(&TensorInfo, u64)> = Vec::new();
+    let is_projection = |t: &&TensorInfo| t.name.starts_with("blk.") && t.dims.len() == 2;
+    for tensor in gguf.tensors.iter().filter(is_projection) {
+        let weights: u64 = tensor.dims.iter().product();
+        match types.iter_mut().find(|(first, _)| first.ty == tensor.ty) {
+            Some((_, sum)) => *sum = sum.saturating_add(weights),
+            None => types.push((tensor, weights)),
+        }
+    }
+    let most = types.iter().max_by_key(|(_, weights)| *weights);
+    let (most, _) =
+        most.ok_or_else(|| Error::mismatch("matrices of the layers", "some", "none"))?;
     scheme_of(&most.name, most.ty)
 }
 

@@ -162,6 +162,69 @@ fn a_file_that_another_program_quantised_is_foreign() {
 }
 
 #[test]
+fn a_part_of_a_model_says_that_it_is_one() {
+    let (mut metadata, tensors) = parts();
+    metadata.retain(|(key, _)| !key.starts_with("kipp."));
+    metadata.push(("split.count".into(), Value::U16(1)));
+    assert!(open(&metadata, &tensors).is_ok());
+    set(&mut metadata, "split.count", Value::U16(2));
+    let error = open(&metadata, &tensors[..20]).err().unwrap().to_string();
+    assert!(error.starts_with("`split.count`: expected one file") && error.ends_with("found 2"));
+}
+
+/// Tokens are compared one by one, whatever holes or other types the arrays have, and nothing grows with the number of
+/// tensors but the time to read it once.
+#[test]
+fn hostile_files_of_other_programs_are_refused_quickly() {
+    let (mut metadata, mut tensors) = parts();
+    metadata.retain(|(key, _)| !key.starts_with("kipp."));
+    let tokens = "tokenizer.ggml.tokens";
+    let Some(Value::Array(all)) =
+        metadata.iter().find(|(key, _)| key == tokens).map(|(_, value)| value.clone())
+    else {
+        unreachable!("an array of tokens")
+    };
+    let strings: Vec<_> = all.strings().collect();
+    let holes = |at: usize| {
+        Value::Array(Array::of_strings(strings.len(), |i, out| {
+            *out += if i % at == 0 { "" } else { &strings[i] }
+        }))
+    };
+    let short = Array::of_strings(strings.len() - 1, |i, out| *out += &strings[i]);
+    let cases = [
+        (tokens, holes(100), r#"`tokenizer.ggml.tokens`[0]: expected "!", found """#),
+        (tokens, Value::Array(short), "dimensions: expected those of one registered checkpoint"),
+        (tokens, Value::Array(Array::of_i32(0..8192)), "expected 8192 x String, found 8192 x I32"),
+        (tokens, Value::Bool(true), "`tokenizer.ggml.tokens`: expected an array, found true"),
+        ("tokenizer.ggml.token_type", Value::F32(0.0), "`tokenizer.ggml.token_type`: expected"),
+        (
+            "qwen3.block_count",
+            Value::I32(-6),
+            "`qwen3.block_count`: expected a whole number, found -6",
+        ),
+        ("qwen3.block_count", Value::U64(u64::MAX), "dimensions: expected those of one registered"),
+        ("qwen3.embedding_length", Value::F32(256.0), "expected a whole number, found 256"),
+        ("qwen3.rope.freq_base", Value::F32(f32::NAN), "dimensions: expected those of one"),
+        ("qwen3.rope.freq_base", Value::U32(1_000_000), "expected a float, found 1000000"),
+    ];
+    for (key, value, reason) in cases {
+        let mut metadata = metadata.clone();
+        set(&mut metadata, key, value);
+        let error = open(&metadata, &tensors).err().unwrap().to_string();
+        assert!(error.contains(reason), "{key}: {error}");
+    }
+    let extra = find(&mut tensors, "blk.0.attn_k.weight").clone();
+    tensors.extend((0..60_000).map(|i| {
+        let name = format!("blk.{i}.x");
+        Tensor { name, rows: 1, cols: 32, ..extra.clone() }
+    }));
+    let start = std::time::Instant::now();
+    let error = open(&metadata, &tensors).err().unwrap().to_string();
+    assert!(error.contains("expected no such tensor in kipp-tiny, found one"), "{error}");
+    assert!(start.elapsed() < std::time::Duration::from_secs(20));
+}
+
+#[test]
 fn one_changed_token_merge_or_type_is_named() {
     let (metadata, tensors) = parts();
     let with = |key: &str, change: &dyn Fn(&Array) -> Array| {

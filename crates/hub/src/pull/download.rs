@@ -35,6 +35,11 @@ fn journal(path: &Path) -> PathBuf {
     path.with_added_extension("journal")
 }
 
+fn open_journal(path: &Path, remote: &Remote) -> Result<Journal> {
+    let journal = journal(path);
+    Journal::open(&journal, remote).map_err(Error::of_file(&journal))
+}
+
 /// Bytes of a file that are here already.
 pub(super) fn have(path: &Path, remote: &Remote) -> Result<u64> {
     if path.exists() {
@@ -43,7 +48,7 @@ pub(super) fn have(path: &Path, remote: &Remote) -> Result<u64> {
     if !part(path).exists() {
         return Ok(0);
     }
-    Ok(Journal::open(&journal(path), remote)?.have().bytes())
+    Ok(open_journal(path, remote)?.have().bytes())
 }
 
 /// Fetches what is missing of a file and gives its SHA-256. `progress` hears how many bytes of it are here.
@@ -56,25 +61,28 @@ pub(super) fn fetch(
 ) -> Result<String> {
     for _ in 0..CHANGES {
         let part = part(path);
+        let failed = Error::of_file(&part);
         if path.exists() {
             // Complete, but from an earlier run: it is looked at again, and fetched again if it is wrong.
-            fs::rename(path, &part)?;
-            let mut journal = Journal::open(&journal(path), remote)?;
-            if part.metadata()?.len() == remote.size && remote.size > 0 {
-                journal.add(0..remote.size)?;
+            fs::rename(path, &part).map_err(failed)?;
+            let mut journal = open_journal(path, remote)?;
+            if remote.size > 0 {
+                journal.add(0..remote.size).map_err(failed)?;
             }
         }
-        if !part.exists() {
+        // A part has its file's size from the beginning; of one that has not, the journal does not speak.
+        if part.metadata().map_or(true, |part| part.len() != remote.size) {
             remove(&journal(path))?;
         }
-        let file = File::options().create(true).truncate(false).write(true).open(&part)?;
-        file.set_len(remote.size)?;
+        let file = File::options().create(true).truncate(false).write(true).open(&part);
+        let file = file.map_err(failed)?;
+        file.set_len(remote.size).map_err(failed)?;
         let transfer = Transfer {
             hub,
             url,
             remote,
             part: &part,
-            journal: Mutex::new(Journal::open(&journal(path), remote)?),
+            journal: Mutex::new(open_journal(path, remote)?),
             stop: AtomicBool::new(false),
             unranged: AtomicBool::new(false),
             changed: AtomicBool::new(false),
@@ -90,8 +98,8 @@ pub(super) fn fetch(
             let (url, expected) = (url.to_owned(), expected.clone());
             return Err(Error::Answer { url, field: "SHA-256", expected, found });
         }
-        file.sync_all()?;
-        fs::rename(&part, path)?;
+        file.sync_all().map_err(failed)?;
+        fs::rename(&part, path).map_err(failed)?;
         remove(&journal(path))?;
         return Ok(found);
     }
@@ -99,15 +107,16 @@ pub(super) fn fetch(
     Err(Error::Answer { url: url.to_owned(), field: "ETag", expected, found })
 }
 
-/// Forgets an unfinished download.
-fn discard(path: &Path) -> Result<()> {
+/// Forgets what has come of a file, all of it or not.
+pub(super) fn discard(path: &Path) -> Result<()> {
+    remove(path)?;
     remove(&journal(path))?;
     remove(&part(path))
 }
 
 fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::of_file(path)(error)),
         _ => Ok(()),
     }
 }
@@ -169,7 +178,8 @@ impl Transfer<'_> {
     /// One connection: takes pieces until there are none. If it is alone, a server may send it whole files.
     fn work(&self, pieces: &Mutex<Vec<Range<u64>>>, alone: bool) -> Result<()> {
         let stopped = || self.stop.load(Ordering::Relaxed);
-        let mut file = File::options().write(true).open(self.part)?;
+        let mut file =
+            File::options().write(true).open(self.part).map_err(Error::of_file(self.part))?;
         loop {
             let next = {
                 let mut pieces = lock(pieces);
@@ -196,7 +206,8 @@ impl Transfer<'_> {
     /// One request: moves the beginning of `piece` on by what came and was written.
     fn receive(&self, file: &mut File, piece: &mut Range<u64>, alone: bool) -> Result<()> {
         let mut stream = self.hub.read(self.url, self.remote, piece.clone())?;
-        if !self.journal().agrees(stream.etag.as_deref())? {
+        let agrees = self.journal().agrees(stream.etag.as_deref());
+        if !agrees.map_err(|error| self.full(error))? {
             self.changed.store(true, Ordering::Relaxed);
             self.stop.store(true, Ordering::Relaxed);
             return Ok(());
@@ -205,14 +216,22 @@ impl Transfer<'_> {
             self.unranged.store(true, Ordering::Relaxed);
             return Ok(());
         }
-        file.seek(SeekFrom::Start(piece.start))?;
+        file.seek(SeekFrom::Start(piece.start)).map_err(|error| self.full(error))?;
         let mut buffer = vec![0; STEP];
         while !piece.is_empty() && !self.stop.load(Ordering::Relaxed) {
             let most = (piece.end - piece.start).min(STEP as u64) as usize;
             let (count, end) = fill(&mut stream.body, &mut buffer[..most]);
+            let last = piece.start + count as u64 == self.remote.size;
+            if last && end.is_none() && fill(&mut stream.body, &mut [0]).0 > 0 {
+                // An answer without a length of its own can go on, and is then of another file.
+                let (url, expected) = (self.url.to_owned(), self.remote.size.to_string());
+                return Err(Error::Answer { url, field: "bytes", expected, found: "more".into() });
+            }
             file.write_all(&buffer[..count]).map_err(|error| self.full(error))?;
             if count > 0 {
-                self.journal().add(piece.start..piece.start + count as u64)?;
+                let come = piece.start..piece.start + count as u64;
+                let noted = self.journal().add(come);
+                noted.map_err(|error| self.full(error))?;
                 piece.start += count as u64;
             }
             match end {
@@ -237,7 +256,7 @@ impl Transfer<'_> {
                 needed: self.remote.size - self.journal().have().bytes(),
                 free: fs4::available_space(folder).unwrap_or(0),
             },
-            _ => error.into(),
+            _ => Error::of_file(self.part)(error),
         }
     }
 
@@ -247,7 +266,8 @@ impl Transfer<'_> {
         progress: &mut dyn FnMut(u64),
         finished: &dyn Fn() -> bool,
     ) -> Result<Option<String>> {
-        let mut file = File::open(self.part)?;
+        let failed = Error::of_file(self.part);
+        let mut file = File::open(self.part).map_err(failed)?;
         let (mut hash, mut at, mut buffer) = (Sha256::new(), 0, vec![0; STEP]);
         loop {
             // In this order: what the others wrote last is seen before their end.
@@ -270,7 +290,7 @@ impl Transfer<'_> {
             let end = prefix.min(at + (STEP as u64) * 16);
             while at < end {
                 let most = (end - at).min(STEP as u64) as usize;
-                file.read_exact(&mut buffer[..most])?;
+                file.read_exact(&mut buffer[..most]).map_err(failed)?;
                 hash.update(&buffer[..most]);
                 at += most as u64;
             }

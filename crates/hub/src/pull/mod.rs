@@ -40,6 +40,8 @@ pub struct Pulled {
     pub unhashed: Vec<String>,
 }
 
+/// How names of files of weights end.
+const WEIGHTS: &str = ".safetensors";
 /// Files beside the weights that a checkpoint is checked by.
 const SMALL: [&str; 2] = ["config.json", "tokenizer.json"];
 
@@ -54,14 +56,14 @@ pub fn pull(
 ) -> Result<Pulled> {
     let models = out.parent().unwrap_or(Path::new("."));
     let work = models.join("downloads").join(checkpoint.id);
-    fs::create_dir_all(models.join("downloads"))?;
+    create(&models.join("downloads"))?;
     let _lock = lock(&work.with_added_extension("lock"))?;
 
     let never = || false;
     let listing = hub.list(checkpoint, &mut Patience::new(hub, &never))?;
     let cache = hub.cache.as_ref().map(|cache| snapshot(cache, checkpoint));
     if let Some(cache) = cache
-        && let Some(files) = cached(&listing, &cache)?
+        && let Some(files) = cached(&listing, &cache, checkpoint)
     {
         let bytes = output_bytes(checkpoint, schemes);
         space(models, bytes)?;
@@ -69,9 +71,13 @@ pub fn pull(
         return Ok(Pulled { cache: Some(cache), unhashed: Vec::new() });
     }
 
-    fs::create_dir_all(&work)?;
+    create(&work)?;
     let fetch = |remote: &Remote, progress: &mut dyn FnMut(u64)| {
         let path = work.join(&remote.name);
+        if remote.sha256.is_none() && !remote.name.ends_with(WEIGHTS) {
+            // It is small, and nothing shows whether what an earlier pull left of it is right.
+            download::discard(&path)?;
+        }
         let hash =
             download::fetch(hub, &hub.url(checkpoint, &remote.name), remote, &path, progress)?;
         Ok::<_, Error>((path, hash))
@@ -84,7 +90,7 @@ pub fn pull(
         vec![weights]
     } else {
         let (path, _) = fetch(weights, &mut |_| {})?;
-        let index = fs::read(&path)?;
+        let index = fs::read(&path).map_err(Error::of_file(&path))?;
         listing.shards(&index).map_err(|error| error.in_file(&path))?
     };
     let total: u64 = shards.iter().map(|remote| remote.size).sum();
@@ -100,7 +106,7 @@ pub fn pull(
         before += remote.size;
     }
     write(&work, checkpoint, schemes, files, out, progress)?;
-    fs::remove_dir_all(&work)?;
+    fs::remove_dir_all(&work).map_err(Error::of_file(&work))?;
     let unhashed = shards.iter().filter(|remote| remote.sha256.is_none());
     Ok(Pulled { cache: None, unhashed: unhashed.map(|remote| remote.name.clone()).collect() })
 }
@@ -118,26 +124,32 @@ pub fn forget(models: &Path, checkpoint: &Checkpoint) -> Result<u64> {
     }
     let _lock = lock(&work.with_added_extension("lock"))?;
     let mut bytes = 0;
-    for entry in fs::read_dir(&work)? {
-        bytes += entry?.metadata()?.len();
+    let failed = Error::of_file(&work);
+    for entry in fs::read_dir(&work).map_err(failed)? {
+        bytes += entry.and_then(|entry| entry.metadata()).map_err(failed)?.len();
     }
-    fs::remove_dir_all(&work)?;
+    fs::remove_dir_all(&work).map_err(failed)?;
     Ok(bytes)
 }
 
 /// Holds a file for as long as the value lives; the system lets go of it if the process dies.
 fn lock(path: &Path) -> Result<File> {
-    let file = File::options().create(true).truncate(false).write(true).open(path)?;
+    let file = File::options().create(true).truncate(false).write(true).open(path);
+    let file = file.map_err(Error::of_file(path))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Error::Locked { lock: path.to_owned() }),
-        Err(TryLockError::Error(error)) => Err(error.into()),
+        Err(TryLockError::Error(error)) => Err(Error::of_file(path)(error)),
     }
+}
+
+fn create(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).map_err(Error::of_file(folder))
 }
 
 /// Refuses early what cannot fit.
 fn space(folder: &Path, needed: u64) -> Result<()> {
-    let free = fs4::available_space(folder)?;
+    let free = fs4::available_space(folder).map_err(Error::of_file(folder))?;
     if needed > free {
         return Err(Error::Space { folder: folder.to_owned(), needed, free });
     }
@@ -172,32 +184,30 @@ pub(crate) fn snapshot(cache: &Path, checkpoint: &Checkpoint) -> PathBuf {
     cache.join(repository).join("snapshots").join(checkpoint.revision)
 }
 
-/// The files of weights and their hashes, if the folder holds all that the listing asks for, hash by hash.
-fn cached(listing: &Listing, folder: &Path) -> Result<Option<Vec<(PathBuf, String)>>> {
+/// The files of weights and their hashes, if the folder holds all that the listing asks for, hash by hash. A cache
+/// that is not right in whatever way is one that does not hold it.
+fn cached(
+    listing: &Listing,
+    folder: &Path,
+    checkpoint: &Checkpoint,
+) -> Option<Vec<(PathBuf, String)>> {
     let is_here = |remote: &Remote| {
         let there = folder.join(&remote.name).metadata();
         there.is_ok_and(|there| there.is_file() && there.len() == remote.size)
     };
-    let weights = listing.weights()?;
-    if !is_here(weights) {
-        return Ok(None);
-    }
+    let weights = listing.weights().ok().filter(|&weights| is_here(weights))?;
     let shards = if weights.name == SINGLE {
         vec![weights]
     } else {
-        let path = folder.join(&weights.name);
-        listing.shards(&fs::read(&path)?).map_err(|error| error.in_file(&path))?
+        listing.shards(&fs::read(folder.join(&weights.name)).ok()?).ok()?
     };
-    for name in SMALL {
-        if !is_here(listing.find(name)?) {
-            return Ok(None);
-        }
+    let small = SMALL.iter().all(|name| listing.find(name).is_ok_and(is_here));
+    if !small || !shards.iter().all(|shard| is_here(shard)) {
+        return None;
     }
-    if !shards.iter().all(|shard| is_here(shard)) {
-        return Ok(None);
-    }
+    Folder::open(folder, checkpoint).ok()?;
     let paths: Vec<PathBuf> = shards.iter().map(|remote| folder.join(&remote.name)).collect();
-    let hashes = digest::of_files(&paths)?;
+    let hashes = digest::of_files(&paths).ok()?;
     let same = |(hash, remote): (&String, &&Remote)| remote.sha256.as_ref() == Some(hash);
-    Ok(hashes.iter().zip(&shards).all(same).then(|| paths.into_iter().zip(hashes).collect()))
+    hashes.iter().zip(&shards).all(same).then(|| paths.into_iter().zip(hashes).collect())
 }

@@ -137,12 +137,19 @@ impl Hub {
         let wrong = |field, expected: String, found: String| {
             Err(Error::Answer { url: url.to_owned(), field, expected, found })
         };
-        let etag = header("etag");
+        // Offsets and sizes are those of the file as it is.
+        if let Some(coding) = header("content-encoding").filter(|coding| coding != "identity") {
+            return wrong("Content-Encoding", "identity, as asked for".into(), coding);
+        }
+        // A server that weakens the tag of a content has not changed its bytes.
+        let etag = header("etag").map(|tag| tag.trim_start_matches("W/").to_owned());
         let length = header("content-length").and_then(|length| length.parse().ok());
         let skip = if response.status() == 206 {
             let found = header("content-range").unwrap_or_default();
             match content_range(&found) {
-                Some((start, total)) if total == remote.size && start <= range.start => {
+                Some((start, total))
+                    if total.is_none_or(|total| total == remote.size) && start <= range.start =>
+                {
                     range.start - start
                 }
                 _ => {
@@ -177,7 +184,7 @@ impl Hub {
         if let Some(Range { start, end }) = range {
             request = request.header("Range", format!("bytes={start}-{}", end - 1));
         }
-        let response = request.call().map_err(|error| broken(url, &error))?;
+        let response = request.call().map_err(|error| failed(url, &error))?;
         match response.status().as_u16() {
             200 | 206 => Ok(response),
             status => {
@@ -200,15 +207,26 @@ pub(super) struct Stream {
     pub ranged: bool,
 }
 
-/// First byte and size of the file, from `bytes 0-99/1000`.
-fn content_range(text: &str) -> Option<(u64, u64)> {
+/// First byte and size of the file, from `bytes 0-99/1000`; `*` for a size that the server does not know.
+fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
-    Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()?))
+    let total = if total == "*" { None } else { Some(total.parse().ok()?) };
+    Some((range.split_once('-')?.0.parse().ok()?, total))
 }
 
 /// A connection's failure. What the library says names no header, and so no token.
 pub(super) fn broken(url: &str, why: &dyn std::fmt::Display) -> Error {
     Error::Connection { url: url.to_owned(), why: why.to_string() }
+}
+
+/// A request's failure: one that cannot be made fails the next time as well.
+fn failed(url: &str, why: &ureq::Error) -> Error {
+    match why {
+        ureq::Error::Http(_) | ureq::Error::BadUri(_) | ureq::Error::RequireHttpsOnly(_) => {
+            Error::Request { url: url.to_owned(), why: why.to_string() }
+        }
+        _ => broken(url, why),
+    }
 }
 
 /// How long to go on after failures: pauses that double, and an end.

@@ -30,6 +30,12 @@ pub struct Behaviour {
     pub late: u64,
     /// Another size of the file in Content-Range.
     pub total: Option<u64>,
+    /// The size of the file is `*` in Content-Range.
+    pub unsized_range: bool,
+    /// A coding that the body is said to have.
+    pub coding: Option<&'static str>,
+    /// What follows the body of an answer that has no length.
+    pub surplus: Option<&'static [u8]>,
     /// Another entity tag.
     pub etag: Option<&'static str>,
     /// Bytes are changed on the way.
@@ -57,6 +63,7 @@ struct State {
     /// What the listing says instead of the truth.
     listing: Option<Value>,
     token: Option<String>,
+    store: String,
     entry: (&'static str, &'static str),
     script: Script,
     requests: Mutex<Vec<String>>,
@@ -76,6 +83,8 @@ pub struct Options {
     pub listing: Option<Value>,
     /// The token that has to be shown.
     pub token: Option<&'static str>,
+    /// Where files are redirected to instead of to itself.
+    pub store: Option<String>,
     /// Repository and revision; `test/tiny` at [`REVISION`] if left out.
     pub entry: Option<(&'static str, &'static str)>,
 }
@@ -106,6 +115,7 @@ impl TestHub {
             files,
             listing: options.listing,
             token: options.token.map(str::to_owned),
+            store: options.store.unwrap_or_default(),
             entry: options.entry.unwrap_or(("test/tiny", REVISION)),
             script: Box::new(script),
             requests: Mutex::default(),
@@ -122,7 +132,7 @@ impl TestHub {
         Self { url, state }
     }
 
-    /// Method, path and range of every request so far.
+    /// Path and range of every request so far, and whether a token was shown.
     pub fn requests(&self) -> Vec<String> {
         self.state.requests.lock().expect("not poisoned").clone()
     }
@@ -154,7 +164,8 @@ fn serve(stream: TcpStream, state: &State) -> std::io::Result<()> {
             let (start, end) = range.trim_start_matches("bytes=").split_once('-').expect("a range");
             start.parse::<u64>().expect("start")..end.parse::<u64>().expect("end") + 1
         });
-        state.requests.lock().expect("not poisoned").push(format!("{path} {range:?}"));
+        let token = if header("authorization").is_some() { " token" } else { "" };
+        state.requests.lock().expect("not poisoned").push(format!("{path} {range:?}{token}"));
         let mut out = &stream;
         let (repository, revision) = state.entry;
         let listing = format!("/api/models/{repository}/tree/{revision}");
@@ -171,7 +182,8 @@ fn serve(stream: TcpStream, state: &State) -> std::io::Result<()> {
             respond(out, "200 OK", "", body.as_bytes())?;
         } else if let Some(name) = path.strip_prefix(&resolve) {
             if state.files.contains_key(name) {
-                respond(out, "302 Found", &format!("Location: /store/{name}\r\n"), b"")?;
+                let location = format!("Location: {}/store/{name}\r\n", state.store);
+                respond(out, "302 Found", &location, b"")?;
             } else {
                 respond(out, "404 Not Found", "", b"")?;
             }
@@ -233,14 +245,25 @@ fn send(
     let status = match range {
         None => "200 OK".to_owned(),
         Some(_) => {
-            let total = behaviour.total.unwrap_or(size);
+            let total = behaviour.total.unwrap_or(size).to_string();
+            let total = if behaviour.unsized_range { "*".to_owned() } else { total };
             let last = end.saturating_sub(1);
             format!("206 Partial Content\r\nContent-Range: bytes {start}-{last}/{total}")
         }
     };
     let etag = behaviour.etag.unwrap_or("\"first\"");
     let length = body.len();
-    write!(out, "HTTP/1.1 {status}\r\nETag: {etag}\r\nContent-Length: {length}\r\n\r\n")?;
+    write!(out, "HTTP/1.1 {status}\r\nETag: {etag}\r\n")?;
+    if let Some(coding) = behaviour.coding {
+        write!(out, "Content-Encoding: {coding}\r\n")?;
+    }
+    if let Some(surplus) = behaviour.surplus {
+        write!(out, "Connection: close\r\n\r\n")?;
+        out.write_all(&body)?;
+        out.write_all(surplus)?;
+        return Ok(false);
+    }
+    write!(out, "Content-Length: {length}\r\n\r\n")?;
     let sent = behaviour.cut.unwrap_or(length).min(length);
     for part in body[..sent].chunks(16 << 10) {
         out.write_all(part)?;
