@@ -28,6 +28,15 @@ pub enum BackendName {
     Oracle,
 }
 
+/// What multiplies many tokens on an Apple GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MetalClass {
+    /// Simdgroup matrices, which every Apple GPU from M1 on has
+    Simdgroup,
+    /// The operations on tensors of Metal 4
+    Tensor,
+}
+
 /// How a backend is to run.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
@@ -41,6 +50,8 @@ pub struct Settings {
     pub device: usize,
     /// Whether a GPU is to use one class of kernels whatever the size of a batch.
     pub deterministic: bool,
+    /// What multiplies many tokens on an Apple GPU, if not what a probe chooses.
+    pub metal_class: Option<MetalClass>,
 }
 
 /// A model whose weights are where a backend wants them.
@@ -241,8 +252,12 @@ fn prepare_metal(
     settings: Settings,
     room: impl Fn() -> Option<u64> + 'static,
 ) -> Result<Prepared, BackendError> {
-    let Settings { device, deterministic, .. } = settings;
-    let options = metal::Options { deterministic, ..metal::Options::default() };
+    let Settings { device, deterministic, metal_class, .. } = settings;
+    let class = metal_class.map(|class| match class {
+        MetalClass::Simdgroup => metal::Class::Simdgroup,
+        MetalClass::Tensor => metal::Class::Tensor,
+    });
+    let options = metal::Options { deterministic, class, ..metal::Options::default() };
     let model = metal::MetalModel::load(metal::Gpu::open(device)?, model, options)?;
     eprintln!("metal: {}", model.describe());
     Ok(Prepared {

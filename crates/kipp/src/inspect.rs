@@ -1,7 +1,5 @@
 //! `kipp inspect`: what is in a model file, and what it takes to run it.
 
-use std::path::PathBuf;
-
 use anyhow::Result;
 use engine::{KvConfig, KvKind};
 use model::Model;
@@ -10,12 +8,14 @@ use serde_json::{Map, Value, json};
 
 use crate::options::parse_size;
 use crate::output::{origin, print, size};
+use crate::store::Reference;
 
 /// Says what is in a model file.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A GGUF file
-    file: PathBuf,
+    /// A GGUF file, or a registry id with an optional :scheme whose file is here
+    #[arg(value_name = "FILE")]
+    model: String,
     /// Positions to state the KV cache's size for; the checkpoint's context if left out
     #[arg(long, value_parser = parse_size)]
     ctx: Option<usize>,
@@ -29,8 +29,9 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
-    let gguf = Gguf::open(&args.file)?;
-    let model = Model::open(&args.file)?;
+    let file = Reference::parse(Some(&args.model))?.file()?;
+    let gguf = Gguf::open(&file)?;
+    let model = Model::open(&file)?;
     let context = args.ctx.unwrap_or(model.spec().context);
     let kv = |kind| KvConfig::for_positions(context, kind).bytes(model.spec().layers);
     let weights: usize = gguf.tensors.iter().map(|tensor| tensor.range.len()).sum();

@@ -6,7 +6,7 @@ use model::{Checkpoint, Model, Scheme};
 use serde_json::{Value, json};
 
 use crate::gates;
-use crate::output::{origin, print, size};
+use crate::output::{complain, origin, print, size};
 use crate::store::{self, BUILTIN};
 
 /// Lists the checkpoints that kipp runs.
@@ -39,6 +39,13 @@ pub fn run(args: Args) -> Result<()> {
     }
     if args.json {
         return print(&format!("{}\n", Value::Array(values)));
+    }
+    if values.iter().all(|value| value["files"].as_array().is_some_and(Vec::is_empty)) {
+        let folder = store::folder()?;
+        complain(&format!(
+            "{} holds no models; `kipp pull MODEL:SCHEME` brings one, e.g. qwen3-0.6b:q8_0",
+            folder.display()
+        ));
     }
     let mut text = format!("{:<24} {:>7} {:>9}  {}\n", "MODEL", "CONTEXT", "BF16", "HERE");
     rows.iter().for_each(|row| text += row);

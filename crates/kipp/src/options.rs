@@ -8,7 +8,7 @@ use engine::philox::random_seed;
 use engine::{Backend, BackendError, KvConfig, KvKind, SamplingParams};
 use model::{Checkpoint, Model, Origin, Scheme, Spec};
 
-use crate::backends::{BackendName, Prepared, Settings};
+use crate::backends::{BackendName, MetalClass, Prepared, Settings};
 use crate::output::{complain, origin, wrong_usage};
 use crate::store::{Reference, parse_scheme};
 
@@ -30,6 +30,9 @@ pub struct ModelOptions {
     /// company, and slower. The processor's answers are the same bits anyway
     #[arg(long, env = "KIPP_DETERMINISTIC")]
     pub deterministic: bool,
+    /// On an Apple GPU, what multiplies many tokens; the best that computes a probe exactly if left out
+    #[arg(long, env = "KIPP_METAL_CLASS", value_enum)]
+    pub metal_class: Option<MetalClass>,
     /// Positions, prompt and answer together, e.g. 32k; what the checkpoint was made for if left out
     #[arg(long, env = "KIPP_CTX", value_parser = parse_size)]
     pub ctx: Option<usize>,
@@ -87,8 +90,9 @@ impl ModelOptions {
 
     /// The model, ready for backends of the chosen kind.
     pub fn prepare(&self, model: &Arc<Model>) -> Result<Prepared, BackendError> {
-        let Self { device, deterministic, .. } = *self;
-        self.backend.prepare(model, Settings { threads: self.threads(), device, deterministic })
+        let Self { device, deterministic, metal_class, .. } = *self;
+        let threads = self.threads();
+        self.backend.prepare(model, Settings { threads, device, deterministic, metal_class })
     }
 }
 

@@ -1,6 +1,6 @@
 //! `kipp pull`: the pinned revision of a checkpoint is fetched, checked and converted.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use hub::Hub;
 use hub::pull::Stage;
 use model::{Model, Scheme};
@@ -25,7 +25,7 @@ pub struct Args {
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
     let Reference::Registered(checkpoint, named) = Reference::parse(Some(&args.model))? else {
-        bail!("model: expected a registry id, found `{}`", args.model);
+        bail!("model: expected a registry id, as `kipp ls` lists them, found `{}`", args.model);
     };
     let scheme =
         match (named, args.scheme.as_deref().map(|s| parse_scheme("--scheme", s)).transpose()?) {
@@ -44,9 +44,7 @@ pub fn run(args: Args) -> Result<()> {
         Model::open(&out)?;
         return print(&format!("{} is here\n", out.display()));
     }
-    std::fs::create_dir_all(store::folder()?).with_context(|| {
-        store::folder().map_or_else(|_| String::new(), |f| f.display().to_string())
-    })?;
+    store::made_folder()?;
     let mut meter = Meter::new();
     if checkpoint.id == BUILTIN {
         if scheme == Scheme::Bf16 {

@@ -39,7 +39,7 @@ pub fn run(args: Args) -> Result<()> {
         (Some(out), _) => out,
         (None, Reference::File(path)) => beside(path, scheme)?,
         (None, Reference::Registered(checkpoint, _)) => {
-            std::fs::create_dir_all(store::folder()?)?;
+            store::made_folder()?;
             store::path_of(checkpoint, scheme)?
         }
     };

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use model::registry::CHECKPOINTS;
 use model::{Checkpoint, Model, Scheme};
 
 use crate::output::wrong_usage;
@@ -22,22 +23,27 @@ pub enum Reference {
 }
 
 impl Reference {
-    /// Understands a registry id with an optional `:scheme`, a path, or nothing: the built-in model.
+    /// Understands a registry id or the repository that it stands for, with an optional `:scheme`, a path, or nothing:
+    /// the built-in model.
     pub fn parse(name: Option<&str>) -> Result<Self> {
         let name = name.unwrap_or(BUILTIN);
         let (id, scheme) = match name.split_once(':') {
             Some((id, scheme)) => (id, Some(scheme)),
             None => (name, None),
         };
-        if let Some(checkpoint) = Checkpoint::find(id) {
+        let path = Path::new(name);
+        let named = |checkpoint: &&Checkpoint| {
+            let names = [checkpoint.id, checkpoint.repository];
+            names.iter().any(|name| name.eq_ignore_ascii_case(id)) && !path.exists()
+        };
+        if let Some(checkpoint) = Checkpoint::find(id).or_else(|| CHECKPOINTS.iter().find(named)) {
             let scheme = scheme.map(|scheme| parse_scheme("model", scheme)).transpose()?;
             return Ok(Reference::Registered(checkpoint, scheme));
         }
-        let path = Path::new(name);
         if path.exists() || name.contains(['/', '\\']) || name.ends_with(".gguf") {
             return Ok(Reference::File(path.to_owned()));
         }
-        let known: Vec<&str> = model::registry::CHECKPOINTS.iter().map(|c| c.id).collect();
+        let known: Vec<&str> = CHECKPOINTS.iter().map(|c| c.id).collect();
         bail!("model: expected a GGUF file or one of {}, found `{name}`", known.join(", "))
     }
 
@@ -56,6 +62,14 @@ impl Reference {
         match self {
             Reference::Registered(checkpoint, scheme) => find(checkpoint, *scheme).ok(),
             Reference::File(_) => None,
+        }
+    }
+
+    /// The file, or why there is none.
+    pub fn file(&self) -> Result<PathBuf> {
+        match self {
+            Reference::Registered(checkpoint, scheme) => find(checkpoint, *scheme),
+            Reference::File(path) => Ok(path.clone()),
         }
     }
 
@@ -97,6 +111,13 @@ pub fn folder() -> Result<PathBuf> {
     let data =
         data.context("neither KIPP_MODELS nor XDG_DATA_HOME nor HOME says where models are")?;
     Ok(data.join("kipp/models"))
+}
+
+/// The same folder, made if it is not there.
+pub fn made_folder() -> Result<PathBuf> {
+    let folder = folder()?;
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    Ok(folder)
 }
 
 /// Where a checkpoint in a scheme is kept.

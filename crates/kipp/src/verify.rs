@@ -11,7 +11,7 @@ use engine::conformance::{AGAINST_BF16, Finding, GATES, Gate, Rig, Subject};
 use model::{Model, Scheme, layout};
 use serde_json::{Value, json};
 
-use crate::backends::{BackendName, Prepared};
+use crate::backends::{BackendName, MetalClass, Prepared};
 use crate::gates;
 use crate::machine;
 use crate::options::{KvName, ModelOptions, SyntheticOptions, parse_size};
@@ -37,6 +37,9 @@ pub struct Args {
     /// On a GPU, check the one class of kernels that --deterministic uses
     #[arg(long)]
     deterministic: bool,
+    /// On an Apple GPU, what multiplies many tokens; the best that computes a probe exactly if left out
+    #[arg(long, value_enum)]
+    metal_class: Option<MetalClass>,
     /// Positions that the gate for long contexts goes to, e.g. 32k; the oracle takes long over many
     #[arg(long, value_parser = parse_size)]
     ctx: Option<usize>,
@@ -164,6 +167,7 @@ impl Args {
             threads: self.threads,
             device: self.device,
             deterministic: self.deterministic,
+            metal_class: self.metal_class,
             ctx: self.ctx,
             kv: self.kv,
         }

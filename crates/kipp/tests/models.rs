@@ -89,6 +89,24 @@ fn schemes_of_the_built_in_model_are_made_listed_used_and_removed() {
     assert!(!path.exists());
     assert!(models.refusal(&["rm", "kipp-tiny:q4_0"]).contains("is not in"));
     assert!(models.refusal(&["rm", text(&path)]).contains("expected a registry id"));
+    // An empty folder says how it is filled, and the file of a model may be asked for by the model's name.
+    assert!(stderr(&models.run(&["ls"])).contains("holds no models; `kipp pull MODEL:SCHEME`"));
+    let missing = models.refusal(&["inspect", "kipp-tiny:q4_0"]);
+    assert!(missing.contains("`kipp pull kipp-tiny:q4_0` brings it"), "{missing}");
+    models.prints(&["quantize", "kipp-tiny", "--scheme", "q4_0"]);
+    assert!(models.prints(&["inspect", "KIPP-tiny:q4_0"]).starts_with("checkpoint  kipp-tiny"));
+    assert!(stderr(&models.run(&["ls"])).is_empty());
+    models.prints(&["rm", "kipp-tiny"]);
+    // The repository's name is as good as the id.
+    let missing = models.refusal(&["chat", "Qwen/Qwen3-4B:q8_0"]);
+    assert!(missing.contains("`kipp pull qwen3-4b:q8_0` brings it"), "{missing}");
+    // A folder that cannot be made is told by name.
+    let file = models.file("file");
+    fs::write(&file, "").expect("written");
+    for args in [&["pull", "kipp-tiny:q4_0"][..], &["quantize", "kipp-tiny", "--scheme", "q4_0"]] {
+        let output = models.command(args).env("KIPP_MODELS", &file).output().expect("kipp starts");
+        assert!(stderr(&output).contains(&format!("{}: File exists", file.display())));
+    }
     // The built-in model's schemes need no file; those of others do.
     assert_eq!(models.prints(&story), ", there was a little\n");
     let missing = models.refusal(&["generate", "qwen3-0.6b:q4_0", "--prompt", "Once"]);
