@@ -387,6 +387,11 @@ void* atomic(void* address) {
     return address;
 }
 
+void tensor_operation(int wanted, const void* site) {
+    if (uint32_t(wanted) != threads) return fail("an operation of %d threads in a threadgroup of %u", wanted, threads);
+    wait(Fiber::IN_THREADGROUP, site, 0);
+}
+
 bool performs() {
     current->matrix_operations++;
     return current->position.lane == 0;

@@ -20,10 +20,5 @@ kernel void embed(device const uchar* table [[buffer(0)]], device const int* ste
     int id = step[step[TOKEN_AT] + token];
     if (id < 0) id = drawn[-1 - id];
     device float* to = x + ulong(token) * HIDDEN;
-    switch (TYPE) {
-        case BF16: return embed_row<BF16>(table, id, to, thread_index);
-        case Q8_0: return embed_row<Q8_0>(table, id, to, thread_index);
-        case Q4_1: return embed_row<Q4_1>(table, id, to, thread_index);
-        case Q4_0: return embed_row<Q4_0>(table, id, to, thread_index);
-    }
+    WITH_TYPE(embed_row, table, id, to, thread_index)
 }

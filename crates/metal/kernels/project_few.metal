@@ -65,10 +65,5 @@ kernel void project_few(device const uchar* a [[buffer(0)]], device const uchar*
                         uint simdgroup [[simdgroup_index_in_threadgroup]]) {
     Rows rows = locate(group.x, 4 * ROWS_EACH, a, b, c, shape);
     int token = group.y * TILE;
-    switch (TYPE) {
-        case BF16: return project_tokens<BF16>(rows, x, out, shape, token, lane, simdgroup);
-        case Q8_0: return project_tokens<Q8_0>(rows, x, out, shape, token, lane, simdgroup);
-        case Q4_1: return project_tokens<Q4_1>(rows, x, out, shape, token, lane, simdgroup);
-        case Q4_0: return project_tokens<Q4_0>(rows, x, out, shape, token, lane, simdgroup);
-    }
+    WITH_TYPE(project_tokens, rows, x, out, shape, token, lane, simdgroup)
 }

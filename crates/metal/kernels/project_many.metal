@@ -6,31 +6,14 @@
 // Rows are multiples of 8 (src/kernels.rs sends what is left to project_few); matrices past the last row or token are
 // skipped. x fp32 [tokens][COLS] and out fp32 [tokens][width] have room for whole matrices of tokens.
 // Grid: (rows / 64, tokens / tile), 128 threads. Threadgroup memory: 64 x STRIDE floats for quantised weights.
-#include "projection.h"
+#include "tile.h"
 
-constexpr constant int ROWS_TILE = 64;
-constexpr constant int STRIDE = 36;  // floats of a row of the expanded tile: 32, and 4 against bank conflicts
-
-// Expands columns k .. k + 32 of the tile's rows; rows past the end become zeros.
 template <int T>
-inline void expand_tile(Rows rows, int k, threadgroup float* tile, uint thread_index) {
-    int r = thread_index / 2, c = thread_index % 2 * 16;
-    float values[16];
-    if (rows.first + r < rows.end) {
-        device const uchar* row = rows.weights + (rows.first + r) * row_bytes<T>(COLS);
-        expand8<T>(row, k + c, values);
-        expand8<T>(row, k + c + 8, values + 8);
-    } else {
-        for (int i = 0; i < 16; i++) values[i] = 0.0f;
-    }
-    for (int i = 0; i < 16; i++) tile[r * STRIDE + c + i] = values[i];
-}
-
-template <int T, int TOKENS>
 inline void project_tile(Rows rows, device const float* x, device float* out, threadgroup float* tile,
-                         constant Projection& shape, int token, uint thread_index, uint simdgroup) {
-    int row = simdgroup % 2 * 32;               // of the tile
-    token += simdgroup / 2 * (TOKENS * 8);      // TOKENS matrices of 8 a simdgroup
+                         constant Projection& shape, int y, uint thread_index, uint simdgroup) {
+    constexpr int TOKENS = T == BF16 ? 2 : 4;          // matrices of 8 a simdgroup
+    int row = simdgroup % 2 * 32;                      // of the tile
+    int token = (y * 2 + simdgroup / 2) * TOKENS * 8;
     int row_matrices = min(4, (rows.end - rows.first - row) / 8);
     int token_matrices = min(TOKENS, (shape.tokens - token + 7) / 8);
     device float* to = out + ulong(token) * shape.width + rows.at + rows.first + row;
@@ -41,8 +24,6 @@ inline void project_tile(Rows rows, device const float* x, device float* out, th
         UNROLL
         for (int r = 0; r < 4; r++) {
             sums[t][r] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-            if (shape.residual && t < token_matrices && r < row_matrices)
-                simdgroup_load(sums[t][r], to + ulong(t) * 8 * shape.width + r * 8, shape.width);
         }
     for (int k = 0; k < COLS; k += 32) {
         if (T != BF16) {
@@ -76,12 +57,21 @@ inline void project_tile(Rows rows, device const float* x, device float* out, th
             }
         }
     }
+    simdgroup_float8x8 one(1.0f);
     UNROLL
     for (int t = 0; t < TOKENS; t++)
         UNROLL
         for (int r = 0; r < 4; r++)
-            if (t < token_matrices && r < row_matrices)
-                simdgroup_store(sums[t][r], to + ulong(t) * 8 * shape.width + r * 8, shape.width);
+            if (t < token_matrices && r < row_matrices) {
+                device float* at = to + ulong(t) * 8 * shape.width + r * 8;
+                if (shape.residual) {
+                    // Last, and not as the first summand: every product would be rounded to the residual's size.
+                    simdgroup_float8x8 before;
+                    simdgroup_load(before, at, shape.width);
+                    simdgroup_multiply_accumulate(sums[t][r], one, before, sums[t][r]);
+                }
+                simdgroup_store(sums[t][r], at, shape.width);
+            }
 }
 
 kernel void project_many(device const uchar* a [[buffer(0)]], device const uchar* b [[buffer(1)]],
@@ -91,11 +81,5 @@ kernel void project_many(device const uchar* a [[buffer(0)]], device const uchar
                          uint thread_index [[thread_index_in_threadgroup]],
                          uint simdgroup [[simdgroup_index_in_threadgroup]]) {
     Rows rows = locate(group.x, ROWS_TILE, a, b, c, shape);
-    int y = group.y;
-    switch (TYPE) {
-        case BF16: return project_tile<BF16, 2>(rows, x, out, tile, shape, y * 32, thread_index, simdgroup);
-        case Q8_0: return project_tile<Q8_0, 4>(rows, x, out, tile, shape, y * 64, thread_index, simdgroup);
-        case Q4_1: return project_tile<Q4_1, 4>(rows, x, out, tile, shape, y * 64, thread_index, simdgroup);
-        case Q4_0: return project_tile<Q4_0, 4>(rows, x, out, tile, shape, y * 64, thread_index, simdgroup);
-    }
+    WITH_TYPE(project_tile, rows, x, out, tile, shape, group.y, thread_index, simdgroup)
 }

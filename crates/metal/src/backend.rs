@@ -10,7 +10,7 @@ use model::{HEAD_DIM, Model, Spec};
 
 use crate::device::{Device, Slice};
 use crate::forward::{Activations, Forward, Pool};
-use crate::kernels::{Kernels, Libraries, Partials, Stream};
+use crate::kernels::{Class, Kernels, Libraries, Partials, Stream};
 use crate::probe;
 use crate::rows::{ANSWER_BYTES, Asked, TOP_BYTES, unpack_choice};
 use crate::step::Step;
@@ -32,11 +32,13 @@ pub struct Options {
     /// Whether every projection uses one class of kernels, whatever the number of tokens: slower, and the same bits
     /// for a token in any batch.
     pub deterministic: bool,
+    /// What multiplies many tokens; the best that the device passes the probe with if left out.
+    pub class: Option<Class>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { tokens: 1024, deterministic: false }
+        Options { tokens: 1024, deterministic: false, class: None }
     }
 }
 
@@ -44,6 +46,8 @@ impl Default for Options {
 pub struct MetalModel<D: Device> {
     device: D,
     libraries: Libraries<D>,
+    /// What multiplies many tokens, and why if it was not asked for.
+    class: String,
     spec: Spec,
     options: Options,
     weights: Weights<D>,
@@ -52,17 +56,17 @@ pub struct MetalModel<D: Device> {
 impl<D: Device> MetalModel<D> {
     /// Compiles the kernels and makes a model's weights visible to the device.
     pub fn load(device: D, model: &Arc<Model>, options: Options) -> Result<Arc<Self>> {
-        let libraries = Libraries::compile(&device)?;
-        probe::run(&device, &libraries)?;
+        let (libraries, class) = probe::choose(&device, options.class)?;
         let weights = Weights::share(&device, model)?;
         let spec = *model.spec();
-        Ok(Arc::new(MetalModel { device, libraries, spec, options, weights }))
+        Ok(Arc::new(MetalModel { device, libraries, class, spec, options, weights }))
     }
 
-    /// For banners: the device, and how it got the weights.
+    /// For banners: the device, the class of its kernels, and how it got the weights.
     pub fn describe(&self) -> String {
+        let (device, class) = (self.device.describe(), &self.class);
         let Weights { shared, copied, .. } = self.weights;
-        format!("{}, {shared} bytes of weights mapped, {copied} copied", self.device.describe())
+        format!("{device}, {class}, {shared} bytes of weights mapped, {copied} copied")
     }
 
     /// The device.
@@ -109,7 +113,7 @@ pub struct MetalBackend<D: Device> {
 impl<D: Device> MetalBackend<D> {
     /// A backend with its own cache over a model's weights.
     pub fn new(model: &Arc<MetalModel<D>>, kv: KvConfig) -> Result<Self> {
-        let MetalModel { device, libraries, spec, options, weights } = &**model;
+        let MetalModel { device, libraries, spec, options, weights, .. } = &**model;
         let mut shapes = vec![(weights.head.kind, weights.head.cols)];
         for layer in &weights.layers {
             let parts = layer.qkv.iter().chain(&layer.gate_up).chain([&layer.o, &layer.down]);

@@ -115,7 +115,7 @@ impl Device for Gpu {
 
     fn describe(&self) -> String {
         let gigabytes = self.largest_buffer() as f64 / 1e9;
-        format!("{}, simdgroup kernels, buffers up to {gigabytes:.1} GB", self.device.name())
+        format!("{}, buffers up to {gigabytes:.1} GB", self.device.name())
     }
 
     fn largest_buffer(&self) -> usize {
@@ -148,11 +148,20 @@ impl Device for Gpu {
         buffer.map(Memory)
     }
 
-    fn library(&self, kernel: &'static str, source: &str) -> Result<Library> {
+    fn library(&self, kernel: &'static str, source: &str, tensors: bool) -> Result<Library> {
+        if tensors && !self.device.supportsFamily(MTLGPUFamily::Metal4) {
+            return Err(BackendError::Unavailable(
+                "the device is not of the family Metal 4".into(),
+            ));
+        }
         autoreleasepool(|_| {
             let options = MTLCompileOptions::new();
-            // bfloat needs 3.1, which is macOS 14. Fast mathematics knows no infinities, which the kernels use.
-            options.setLanguageVersion(MTLLanguageVersion::Version3_1);
+            // bfloat needs 3.1, which is macOS 14; tensors need 4.0, which is macOS 26. Fast mathematics knows no infinities,
+            // which the kernels use.
+            options.setLanguageVersion(match tensors {
+                true => MTLLanguageVersion::Version4_0,
+                false => MTLLanguageVersion::Version3_1,
+            });
             #[expect(deprecated, reason = "the newer call needs macOS 15")]
             options.setFastMathEnabled(false);
             let source = NSString::from_str(source);

@@ -35,8 +35,8 @@ pub trait Device: Send + Sync + Sized + 'static {
     /// `bytes` readable bytes from `start` on, both multiples of a page, stay as they are while the buffer lives.
     unsafe fn share(&self, start: *const u8, bytes: usize) -> Option<Self::Buffer>;
 
-    /// Compiles the source of a kernel.
-    fn library(&self, kernel: &'static str, source: &str) -> Result<Self::Library>;
+    /// Compiles the source of a kernel; `tensors` says whether it needs the operations on tensors of Metal 4.
+    fn library(&self, kernel: &'static str, source: &str, tensors: bool) -> Result<Self::Library>;
 
     /// The kernel with these function constants, by index.
     fn pipeline(&self, library: &Self::Library, constants: &[i32]) -> Result<Self::Pipeline>;

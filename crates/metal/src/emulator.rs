@@ -32,6 +32,8 @@ pub type Fault = (&'static str, &'static str, &'static str);
 pub struct Emulator {
     fault: Option<Fault>,
     largest_buffer: usize,
+    /// Whether there are operations on tensors.
+    pub has_tensors: bool,
     /// Whether memory can only be copied.
     pub refuses_to_share: bool,
     launches: AtomicU32,
@@ -49,7 +51,8 @@ impl Emulator {
     pub fn with(fault: Option<Fault>, largest_buffer: usize) -> Self {
         let launched = Mutex::default();
         let launches = AtomicU32::new(0);
-        Emulator { fault, largest_buffer, refuses_to_share: false, launches, launched }
+        let (has_tensors, refuses_to_share) = (true, false);
+        Emulator { fault, largest_buffer, has_tensors, refuses_to_share, launches, launched }
     }
 }
 
@@ -135,7 +138,10 @@ impl Device for Emulator {
         (!self.refuses_to_share).then_some(memory)
     }
 
-    fn library(&self, kernel: &'static str, source: &str) -> Result<Box<Kernel>> {
+    fn library(&self, kernel: &'static str, source: &str, tensors: bool) -> Result<Box<Kernel>> {
+        if tensors && !self.has_tensors {
+            return Err(BackendError::Unavailable("no operations on tensors".into()));
+        }
         let source = match self.fault {
             Some((name, from, to)) if name == kernel => {
                 assert_eq!(source.matches(from).count(), 1, "{from} in {kernel}");
@@ -143,7 +149,8 @@ impl Device for Emulator {
             }
             _ => source.to_string(),
         };
-        Kernel::compile(kernel, &source).map(Box::new)
+        Kernel::compile(kernel, &source, if tensors { "-std=c++20" } else { "-std=c++17" })
+            .map(Box::new)
     }
 
     fn pipeline(&self, library: &Box<Kernel>, constants: &[i32]) -> Result<Specialised> {
@@ -252,15 +259,19 @@ impl Kernel {
     }
 
     /// Compiles a kernel twice: once with address spaces, to be checked only, and once to be executed.
-    fn compile(name: &'static str, source: &str) -> Result<Self> {
+    fn compile(name: &'static str, source: &str, language: &str) -> Result<Self> {
         let parsed = Parsed::read(name, source).map_err(|why| failed(format!("{name}: {why}")))?;
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/metal-emulator");
         fs::create_dir_all(&folder).map_err(failed)?;
         let runtime = include_str!("../emulator/runtime.cpp");
-        let header = include_str!("../emulator/metal_stdlib");
+        let headers = [
+            include_str!("../emulator/metal_stdlib"),
+            include_str!("../emulator/metal_tensor"),
+            include_str!("../emulator/MetalPerformancePrimitives/MetalPerformancePrimitives.h"),
+        ];
         let program = format!("{}\n{}", parsed.text, parsed.glue);
         let mut hasher = DefaultHasher::new();
-        (runtime, header, &program, COMMON, CHECK, EXECUTE, RUNTIME).hash(&mut hasher);
+        (runtime, headers, &program, language, COMMON, CHECK, EXECUTE, RUNTIME).hash(&mut hasher);
         let compiled = folder.join(format!("{name}-{:016x}.so", hasher.finish()));
         // Tests run beside each other: a name of one's own until it is complete.
         static UNIQUE: AtomicUsize = AtomicUsize::new(0);
@@ -271,9 +282,10 @@ impl Kernel {
             let (code, object, library) = (file("cpp"), file("o"), file("so"));
             fs::write(&code, program).map_err(failed)?;
             let runtime = Path::new(env!("CARGO_MANIFEST_DIR")).join("emulator/runtime.cpp");
-            clang(&[COMMON, CHECK].concat(), &[&code], None)?;
-            clang(&[COMMON, EXECUTE].concat(), &[&code], Some(&object))?;
-            clang(&[COMMON, RUNTIME].concat(), &[&runtime, &object], Some(&library))?;
+            let language = &[language];
+            clang(&[language, COMMON, CHECK].concat(), &[&code], None)?;
+            clang(&[language, COMMON, EXECUTE].concat(), &[&code], Some(&object))?;
+            clang(&[language, COMMON, RUNTIME].concat(), &[&runtime, &object], Some(&library))?;
             fs::rename(&library, &compiled).map_err(failed)?;
             for done in [code, object] {
                 fs::remove_file(done).map_err(failed)?;
@@ -289,9 +301,8 @@ impl Kernel {
     }
 }
 
-/// Flags of all compilations.
+/// Flags of all compilations. The language is another for tensors, whose descriptors are arguments of templates.
 const COMMON: &[&str] = &[
-    "-std=c++17",
     "-fsigned-char",
     "-Wall",
     "-Wno-unknown-pragmas",

@@ -12,7 +12,33 @@ use crate::weights::{Kind, Projection};
 
 type Result<T> = std::result::Result<T, BackendError>;
 
-/// The kernels by name, in the order of the forward pass; each is the one function of its file.
+/// What multiplies the weights with many tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Simdgroup matrices, which every Apple GPU of this backend has.
+    Simdgroup,
+    /// The operations on tensors of Metal 4.
+    Tensor,
+}
+
+impl Class {
+    /// All of them.
+    pub const ALL: [Class; 2] = [Class::Simdgroup, Class::Tensor];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Simdgroup => "simdgroup",
+            Class::Tensor => "tensor",
+        }
+    }
+}
+
+/// The kernel that takes `project_many`'s place in the class of tensors; it alone needs Metal 4.
+pub const TENSOR: (&str, &str) =
+    ("project_tensor", include_str!("../kernels/project_tensor.metal"));
+
+/// The other kernels by name, in the order of the forward pass; each is the one function of its file.
 pub const SOURCES: [(&str, &str); 12] = [
     ("copy_blocks", include_str!("../kernels/copy_blocks.metal")),
     ("embed", include_str!("../kernels/embed.metal")),
@@ -29,10 +55,11 @@ pub const SOURCES: [(&str, &str); 12] = [
 ];
 
 /// What the kernels include.
-const HEADERS: [(&str, &str); 5] = [
+const HEADERS: [(&str, &str); 6] = [
     ("common.h", include_str!("../kernels/common.h")),
     ("weights.h", include_str!("../kernels/weights.h")),
     ("projection.h", include_str!("../kernels/projection.h")),
+    ("tile.h", include_str!("../kernels/tile.h")),
     ("cache.h", include_str!("../kernels/cache.h")),
     ("sample.h", include_str!("../kernels/sample.h")),
 ];
@@ -98,20 +125,30 @@ impl Constants {
 }
 
 /// The compiled sources of a device.
-pub struct Libraries<D: Device>(Vec<D::Library>);
+pub struct Libraries<D: Device> {
+    /// What multiplies many tokens.
+    pub class: Class,
+    by_name: HashMap<&'static str, D::Library>,
+}
 
 impl<D: Device> Libraries<D> {
-    /// Compiles everything.
-    pub fn compile(device: &D) -> Result<Self> {
-        let compile =
-            |&(name, source): &(&'static str, &str)| device.library(name, &expand(source));
-        Ok(Libraries(SOURCES.iter().map(compile).collect::<Result<_>>()?))
+    /// Compiles everything that a class needs.
+    pub fn compile(device: &D, class: Class) -> Result<Self> {
+        let mut by_name = HashMap::new();
+        // First, since it is what a device may not have.
+        if class == Class::Tensor {
+            let (name, source) = TENSOR;
+            by_name.insert(name, device.library(name, &expand(source), true)?);
+        }
+        for (name, source) in SOURCES {
+            by_name.insert(name, device.library(name, &expand(source), false)?);
+        }
+        Ok(Libraries { class, by_name })
     }
 
     /// A kernel with these constants.
     pub fn pipeline(&self, device: &D, name: &str, constants: Constants) -> Result<D::Pipeline> {
-        let index = SOURCES.iter().position(|(source, _)| *source == name);
-        device.pipeline(&self.0[index.expect("a kernel of this crate")], &constants.words())
+        device.pipeline(&self.by_name[name], &constants.words())
     }
 }
 

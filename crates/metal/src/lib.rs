@@ -28,3 +28,4 @@ pub use backend::{MetalBackend, MetalModel, Options};
 #[cfg(target_os = "macos")]
 pub use bridge::{Gpu, devices};
 pub use device::{Argument, Device, Launch, Slice};
+pub use kernels::Class;

@@ -1,4 +1,4 @@
-//! Projections: which of the two kernels multiplies, with which pipeline, over which grid.
+//! Projections: which kernel multiplies, with which pipeline, over which grid.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use engine::{BackendError, KvKind};
 use model::Spec;
 
 use crate::device::{Argument, Device, Slice};
-use crate::kernels::{Constants, Libraries, Stream, arguments};
+use crate::kernels::{Class, Constants, Libraries, Stream, TENSOR, arguments};
 use crate::weights::{Kind, Projection};
 
 type Result<T> = std::result::Result<T, BackendError>;
@@ -15,17 +15,20 @@ type Result<T> = std::result::Result<T, BackendError>;
 const FEW: usize = 8;
 /// Tokens that `project_few` reads the weights once for.
 const TILES: [usize; 4] = [1, 2, 4, 8];
-/// Weight rows of a threadgroup of `project_few` and of `project_many`.
+/// Weight rows of a threadgroup of `project_few`, and of `project_many` and `project_tensor`.
 const FEW_ROWS: usize = 16;
 const MANY_ROWS: usize = 64;
-/// Bytes of the expanded weights in `project_many`: 64 rows of 36 floats.
+/// Bytes of the expanded weights in the latter two: 64 rows of 36 floats.
 const TILE_BYTES: usize = MANY_ROWS * 36 * 4;
+
 /// Pipelines of the matrices of a model.
 pub struct Projections<D: Device> {
     /// By kind, columns and tile.
     few: HashMap<(Kind, usize, usize), D::Pipeline>,
     many: HashMap<(Kind, usize), D::Pipeline>,
-    /// One class for any number of tokens.
+    /// What `many` is made of.
+    class: Class,
+    /// One kernel for any number of tokens.
     deterministic: bool,
 }
 
@@ -50,12 +53,15 @@ impl<D: Device> Projections<D> {
             let constants = Constants { spec: *spec, kv: KvKind::Bf16, kind, cols, tile };
             libraries.pipeline(device, name, constants)
         };
-        let mut made = Projections { few: HashMap::new(), many: HashMap::new(), deterministic };
+        let class = libraries.class;
+        let many = if class == Class::Tensor { TENSOR.0 } else { "project_many" };
+        let mut made =
+            Projections { few: HashMap::new(), many: HashMap::new(), class, deterministic };
         for &(kind, cols) in shapes {
             if made.many.contains_key(&(kind, cols)) {
                 continue;
             }
-            made.many.insert((kind, cols), pipeline("project_many", kind, cols, 0)?);
+            made.many.insert((kind, cols), pipeline(many, kind, cols, 0)?);
             for tile in TILES {
                 made.few.insert((kind, cols, tile), pipeline("project_few", kind, cols, tile)?);
             }
@@ -63,7 +69,8 @@ impl<D: Device> Projections<D> {
         Ok(made)
     }
 
-    /// `out` = `x` W^T for `tokens` tokens and the matrices `parts`, at most three, as if they were one.
+    /// `out` = `x` W^T for `tokens` tokens and the matrices `parts`, at most three, as if they were one. Those that
+    /// are stored alike share a launch; files of other programs mix types.
     pub fn project(
         &self,
         stream: &mut Stream<'_, D>,
@@ -72,23 +79,39 @@ impl<D: Device> Projections<D> {
         target: Target<'_, D>,
         tokens: usize,
     ) -> Result<()> {
-        let rows = |part: usize| parts.get(part).map_or(0, |(p, _)| p.rows);
-        let mut shape = Shape {
-            rows: [rows(0), rows(1), rows(2)],
-            first: 0,
-            width: rows(0) + rows(1) + rows(2),
-            tokens,
-            residual: target.residual,
-        };
-        if tokens <= FEW || self.deterministic {
-            return self.project_few(stream, parts, x, target.out, shape);
+        let width = parts.iter().map(|(part, _)| part.rows).sum();
+        let mut out = target.out;
+        for alike in parts.chunk_by(|(a, _), (b, _)| a.kind == b.kind) {
+            let rows = |part: usize| alike.get(part).map_or(0, |(p, _)| p.rows);
+            let rows = [rows(0), rows(1), rows(2)];
+            let shape = Shape { rows, first: 0, width, tokens, residual: target.residual };
+            self.project_alike(stream, alike, x, out, shape)?;
+            out = out.from(rows.iter().sum::<usize>() * 4);
         }
-        self.project_many(stream, parts, x, target.out, shape)?;
+        Ok(())
+    }
+
+    /// Matrices of one kind.
+    fn project_alike(
+        &self,
+        stream: &mut Stream<'_, D>,
+        parts: &[(Projection, Slice<'_, D>)],
+        x: Slice<'_, D>,
+        out: Slice<'_, D>,
+        mut shape: Shape,
+    ) -> Result<()> {
+        if shape.tokens <= FEW || self.deterministic {
+            return self.project_few(stream, parts, x, out, shape);
+        }
+        self.project_many(stream, parts, x, out, shape)?;
+        if self.class == Class::Tensor {
+            return Ok(());
+        }
         // Only a vocabulary that no checkpoint has is not made of whole matrices.
         shape.first = shape.rows[0] / 8 * 8;
         if shape.first < shape.rows[0] {
             shape.rows = [shape.rows[0], 0, 0];
-            self.project_few(stream, parts, x, target.out, shape)?;
+            self.project_few(stream, parts, x, out, shape)?;
         }
         Ok(())
     }
@@ -118,9 +141,12 @@ impl<D: Device> Projections<D> {
         mut shape: Shape,
     ) -> Result<()> {
         let Projection { kind, cols, .. } = parts[0].0;
-        // Rows that are not whole matrices are left; the width of `out` stays.
-        shape.rows = shape.rows.map(|rows| rows / 8 * 8);
-        let (tile, shared) = if kind == Kind::Bf16 { (32, 16) } else { (64, TILE_BYTES) };
+        if self.class == Class::Simdgroup {
+            // Rows that are not whole matrices are left; the width of `out` stays.
+            shape.rows = shape.rows.map(|rows| rows / 8 * 8);
+        }
+        let shared = if kind == Kind::Bf16 { 16 } else { TILE_BYTES };
+        let tile = if (kind, self.class) == (Kind::Bf16, Class::Simdgroup) { 32 } else { 64 };
         let grid = [shape.tiles(MANY_ROWS), shape.tokens.div_ceil(tile), 1];
         let (words, [a, b, c]) = (shape.words(), matrices(parts));
         let arguments = arguments!(a, b, c, x, out; &words);

@@ -27,6 +27,12 @@ pub enum Kind {
     Q4_1,
     /// Nibbles and a scale a block of 32.
     Q4_0,
+    /// IEEE half precision.
+    F16,
+    /// K-quants: blocks of 256.
+    Q4K,
+    Q5K,
+    Q6K,
 }
 
 impl Kind {
@@ -36,7 +42,13 @@ impl Kind {
             TensorType::Q8_0 => Ok(Kind::Q8_0),
             TensorType::Q4_1 => Ok(Kind::Q4_1),
             TensorType::Q4_0 => Ok(Kind::Q4_0),
-            other => Err(BackendError::Unavailable(format!("Metal kernels for {other}"))),
+            TensorType::F16 => Ok(Kind::F16),
+            TensorType::Q4K => Ok(Kind::Q4K),
+            TensorType::Q5K => Ok(Kind::Q5K),
+            TensorType::Q6K => Ok(Kind::Q6K),
+            other @ TensorType::F32 => {
+                Err(BackendError::Unavailable(format!("Metal kernels for {other}")))
+            }
         }
     }
 }
