@@ -612,6 +612,24 @@ fn what_cannot_fit_is_refused_at_once() {
     );
 }
 
+/// What is not weights is read whole, so a hub may not make it as large as it likes.
+#[test]
+fn small_files_are_small() {
+    for name in ["config.json", "tokenizer.json", INDEX] {
+        let mut entries = listing(&files());
+        for entry in entries.as_array_mut().unwrap() {
+            if entry["path"] == name {
+                entry["size"] = json!(1u64 << 40);
+            }
+        }
+        let options = Options { listing: Some(entries), ..Options::default() };
+        let hub = TestHub::start(files(), options, |_| Behaviour::default());
+        let error = Models::new("small").refusal(&hub);
+        let reason = format!("bytes of `{name}`: expected at most 67108864, found {}", 1u64 << 40);
+        assert_eq!(error, reason);
+    }
+}
+
 /// Case DL-05 on a small file system, where the test may mount one.
 #[test]
 fn a_disk_that_is_or_becomes_full() {

@@ -42,6 +42,8 @@ pub struct Pulled {
 
 /// How names of files of weights end.
 const WEIGHTS: &str = ".safetensors";
+/// Bytes that other files have at most; they are read whole.
+const MOST_SMALL: u64 = 64 << 20;
 /// Files beside the weights that a checkpoint is checked by.
 const SMALL: [&str; 2] = ["config.json", "tokenizer.json"];
 
@@ -74,9 +76,16 @@ pub fn pull(
     create(&work)?;
     let fetch = |remote: &Remote, progress: &mut dyn FnMut(u64)| {
         let path = work.join(&remote.name);
-        if remote.sha256.is_none() && !remote.name.ends_with(WEIGHTS) {
-            // It is small, and nothing shows whether what an earlier pull left of it is right.
-            download::discard(&path)?;
+        if !remote.name.ends_with(WEIGHTS) {
+            if remote.size > MOST_SMALL {
+                let field = format!("bytes of `{}`", remote.name);
+                let expected = format!("at most {MOST_SMALL}");
+                return Err(model::Error::mismatch(field, expected, remote.size).into());
+            }
+            if remote.sha256.is_none() {
+                // Nothing shows whether what an earlier pull left of it is right.
+                download::discard(&path)?;
+            }
         }
         let hash =
             download::fetch(hub, &hub.url(checkpoint, &remote.name), remote, &path, progress)?;
