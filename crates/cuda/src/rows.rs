@@ -1,8 +1,9 @@
 //! Answer rows on their way to the device and back (`kernels/sample.cuh`: `Draw`, `Edit`, `Answer`).
 
-use engine::device::edits;
+pub use engine::device::Asked;
+use engine::device::{choice, edits};
 use engine::sampling::COLD;
-use engine::{Answer, BackendError, Choice, Sample, Want};
+use engine::{Answer, BackendError, Sample, Want};
 
 /// Alternatives that an answer can list.
 pub const MOST_TOP: usize = 64;
@@ -72,50 +73,14 @@ pub fn unpack_answer(
     tops: &[u8],
     logits: &[u8],
 ) -> Answer {
-    let word = |bytes: &[u8], i: usize| {
-        u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
-    };
     match *want {
         Asked::Logits => {
-            Answer::Logits((0..logits.len() / 4).map(|i| f32::from_bits(word(logits, i))).collect())
+            let logit = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
+            Answer::Logits(logits.as_chunks().0.iter().map(logit).collect())
         }
         Asked::Choice { top } => {
-            let answer = &answers[index * ANSWER_BYTES..][..ANSWER_BYTES];
-            if word(answer, 0) == 0 {
-                return Answer::NotFinite;
-            }
-            let entry = |i| {
-                let entry = &tops[index * TOP_BYTES + i * 8..];
-                (word(entry, 0), f32::from_bits(word(entry, 1)))
-            };
-            Answer::Choice(Choice {
-                token: word(answer, 1),
-                logprob: f32::from_bits(word(answer, 2)),
-                top: (0..top).map(entry).collect(),
-            })
-        }
-    }
-}
-
-/// What of a row's request matters when its answer comes back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
-    /// The logits.
-    Logits,
-    /// A token with this many alternatives.
-    Choice {
-        /// Alternatives, no more than the vocabulary holds.
-        top: usize,
-    },
-}
-
-impl Asked {
-    /// Of a request.
-    pub fn of(want: &Want, vocab: usize) -> Self {
-        match want {
-            Want::Logits => Asked::Logits,
-            Want::Score { top, .. } => Asked::Choice { top: vocab.min(*top) },
-            Want::Sample(sample) => Asked::Choice { top: vocab.min(sample.top) },
+            let tops = if top > 0 { &tops[index * TOP_BYTES..] } else { &[] };
+            choice(&answers[index * ANSWER_BYTES..], tops, top)
         }
     }
 }

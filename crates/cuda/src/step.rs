@@ -2,6 +2,7 @@
 //! in one piece (`kernels/common.cuh`, `enum Step`).
 
 use engine::batch::BLOCK;
+use engine::device::{Attention, Cuts};
 use engine::{BackendError, Batch, Input};
 
 use crate::rows::pack_row;
@@ -115,39 +116,19 @@ impl Step {
         self.words.extend(batch.tables.iter().flatten());
     }
 
-    /// Work items of both attention kernels.
+    /// Work items of both attention kernels; the first puts its chunks together itself.
     fn attention(&mut self, batch: &Batch, tiles: Tiles) {
-        let (mut splits, mut flashes) = (Vec::new(), Vec::new());
-        self.partials = 0;
-        for range in batch.offsets.windows(2) {
-            let few = range[1] - range[0] <= FEW;
-            let tile = if few { TILE / tiles.group } else { tiles.queries };
-            for first in (range[0]..range[1]).step_by(tile) {
-                let count = tile.min(range[1] - first);
-                let last = batch.positions[first + count - 1];
-                if !few {
-                    flashes.push((last, [first as u32, count as u32]));
-                    continue;
-                }
-                let chunks = chunks(last as usize) as u32;
-                if chunks == 1 {
-                    splits.push([first as u32, count as u32, 0, u32::MAX]);
-                    continue;
-                }
-                let base = self.partials as u32;
-                splits.extend((0..chunks).map(|c| [first as u32, count as u32, c, base]));
-                self.partials += chunks as usize * count;
-            }
-        }
-        // Longest first, so that none starts when the others end.
-        flashes.sort_by_key(|&(last, _)| std::cmp::Reverse(last));
+        let Tiles { group, queries, .. } = tiles;
+        let cuts = Cuts { few: FEW, tokens: TILE / group, queries, chunks };
+        let Attention { splits, flashes, partials, .. } = Attention::of(batch, &cuts);
         (self.splits, self.flashes) = (splits.len(), flashes.len());
+        self.partials = partials;
         self.set(Field::Splits, splits.len());
         self.set(Field::Flashes, flashes.len());
         self.place(Field::SplitAt);
         self.words.extend(splits.iter().flatten());
         self.place(Field::FlashAt);
-        self.words.extend(flashes.iter().flat_map(|(_, item)| item));
+        self.words.extend(flashes.iter().flatten());
     }
 
     /// Answer rows: their tokens, their draws, and how many each pass over the head takes.

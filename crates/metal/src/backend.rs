@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use engine::device::check_drawn;
+use engine::device::{Asked, check_drawn, choice};
 use engine::rope::Rope;
 use engine::{Answer, Backend, BackendError, Batch, KvConfig, Limits, Output, Want};
 use model::{HEAD_DIM, Model, Spec};
@@ -12,7 +12,7 @@ use crate::device::{Device, Slice};
 use crate::forward::{Activations, Forward, Pool};
 use crate::kernels::{Class, Kernels, Libraries, Partials, Stream};
 use crate::probe;
-use crate::rows::{ANSWER_BYTES, Asked, TOP_BYTES, unpack_choice};
+use crate::rows::{ANSWER_BYTES, TOP_BYTES};
 use crate::step::Step;
 use crate::weights::Weights;
 
@@ -212,11 +212,11 @@ impl<D: Device> MetalBackend<D> {
                 let logit = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
                 Answer::Logits(bytes.chunks_exact(4).map(logit).collect())
             }
-            Asked::Choice(top) => {
+            Asked::Choice { top } => {
                 let (mut answer, mut tops) = ([0; ANSWER_BYTES], [0; TOP_BYTES]);
                 device.read(&slot.answers, row * ANSWER_BYTES, &mut answer);
                 device.read(&slot.tops, row * TOP_BYTES, &mut tops);
-                unpack_choice(&answer, &tops, top)
+                choice(&answer, &tops, top)
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Answer rows on their way to the device and back (`kernels/sample.h`: `Draw`, `Edit`, `Answer`).
+//! Answer rows on their way to the device (`kernels/sample.h`: `Draw`, `Edit`, `Answer`).
 
 use engine::device::edits;
 use engine::sampling::COLD;
-use engine::{Answer, BackendError, Choice, Sample, Want};
+use engine::{BackendError, Sample, Want};
 
 /// Alternatives that an answer can list.
 pub const MOST_TOP: usize = 64;
@@ -67,42 +67,6 @@ fn pack_sample(sample: &Sample, vocab: usize, words: &mut Vec<u32>) {
 /// A probability in units of 2^-32, at least one of them; 0 says that all is kept.
 fn fraction(p: f32) -> u32 {
     if p < 1.0 { ((f64::from(p) * 4_294_967_296.0) as u32).max(1) } else { 0 }
-}
-
-/// What of a row's request matters when its answer comes back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
-    /// The logits.
-    Logits,
-    /// A token with this many alternatives, no more than the vocabulary holds.
-    Choice(usize),
-}
-
-impl Asked {
-    /// Of a request.
-    pub fn of(want: &Want, vocab: usize) -> Self {
-        match want {
-            Want::Logits => Asked::Logits,
-            Want::Score { top, .. } => Asked::Choice(vocab.min(*top)),
-            Want::Sample(sample) => Asked::Choice(vocab.min(sample.top)),
-        }
-    }
-}
-
-/// Reads a device's answer of [`ANSWER_BYTES`] with its alternatives, of [`TOP_BYTES`].
-pub fn unpack_choice(answer: &[u8], tops: &[u8], top: usize) -> Answer {
-    let word = |bytes: &[u8], i: usize| {
-        u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
-    };
-    if word(answer, 0) == 0 {
-        return Answer::NotFinite;
-    }
-    let entry = |i| (word(tops, 2 * i), f32::from_bits(word(tops, 2 * i + 1)));
-    Answer::Choice(Choice {
-        token: word(answer, 1),
-        logprob: f32::from_bits(word(answer, 2)),
-        top: (0..top).map(entry).collect(),
-    })
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! device shares (`kernels/common.h`, `enum Step`).
 
 use engine::batch::BLOCK;
+use engine::device::{Attention, Cuts};
 use engine::rope::Rope;
 use engine::{BackendError, Batch, Input};
 
@@ -113,41 +114,19 @@ impl Step {
         self.words.extend(batch.tables.iter().flatten());
     }
 
-    /// Work items of both attention kernels.
+    /// Work items of the attention kernels.
     fn attention(&mut self, batch: &Batch, group: usize) {
-        let (mut splits, mut merges, mut flashes) = (Vec::new(), Vec::new(), Vec::new());
-        self.partials = 0;
-        for range in batch.offsets.windows(2) {
-            let few = range[1] - range[0] <= FEW;
-            let tile = if few { TILE / group } else { QUERIES };
-            for first in (range[0]..range[1]).step_by(tile) {
-                let count = tile.min(range[1] - first);
-                let last = batch.positions[first + count - 1] as usize;
-                if !few {
-                    flashes.push((last, [first as u32, count as u32]));
-                    continue;
-                }
-                let chunks = (last / CHUNK + 1) as u32;
-                let (at, tokens) = (first as u32, count as u32);
-                if chunks == 1 {
-                    splits.push([at, tokens, 0, u32::MAX]);
-                    continue;
-                }
-                let base = self.partials as u32;
-                splits.extend((0..chunks).map(|chunk| [at, tokens, chunk, base]));
-                merges.extend((0..tokens).map(|i| [at + i, base + i, tokens, chunks]));
-                self.partials += chunks as usize * count;
-            }
-        }
-        // Longest first, so that none starts when the others end.
-        flashes.sort_by_key(|&(last, _)| std::cmp::Reverse(last));
+        let chunks = |last| last / CHUNK + 1;
+        let cuts = Cuts { few: FEW, tokens: TILE / group, queries: QUERIES, chunks };
+        let Attention { splits, merges, flashes, partials } = Attention::of(batch, &cuts);
         (self.splits, self.merges, self.flashes) = (splits.len(), merges.len(), flashes.len());
+        self.partials = partials;
         self.place(Field::SplitAt);
         self.words.extend(splits.iter().flatten());
         self.place(Field::MergeAt);
         self.words.extend(merges.iter().flatten());
         self.place(Field::FlashAt);
-        self.words.extend(flashes.iter().flat_map(|(_, item)| item));
+        self.words.extend(flashes.iter().flatten());
     }
 
     /// Answer rows: their tokens and their draws.
