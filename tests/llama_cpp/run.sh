@@ -11,6 +11,7 @@ sources=$1 build=$2 work=${3:-$(mktemp -d)}
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 mkdir -p "$work"
+python3 -c "import numpy"  # before everything else, since it is asked for last
 
 cargo build --release --quiet
 kipp=target/release/kipp
