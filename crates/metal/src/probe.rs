@@ -33,9 +33,11 @@ pub fn choose<D: Device>(device: &D, asked: Option<Class>) -> Result<(Libraries<
     match (asked, check(asked.unwrap_or(Class::Tensor))) {
         (None, Err(why)) => {
             let (libraries, class) = check(Class::Simdgroup)?;
+            let why = match why {
+                BackendError::Unavailable(why) => why,
+                other => other.to_string(),
+            };
             // A compiler says a lot; its first line says what was wrong.
-            let why: BackendError = why;
-            let why = why.to_string();
             Ok((libraries, format!("{class} (tensor: {})", why.lines().next().unwrap_or_default())))
         }
         (_, checked) => checked,
