@@ -10,7 +10,7 @@ use axum::http::header::{
     ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, AUTHORIZATION, HOST, ORIGIN, VARY,
     WWW_AUTHENTICATE,
 };
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::ConstantTimeEq;
@@ -30,7 +30,12 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
     let origin = request.headers().get(ORIGIN).cloned();
     let foreign = origin.as_ref().is_some_and(|origin| !app.allows(origin, request.headers()));
     let path = request.uri().path().to_owned();
-    let mut response = if foreign {
+    let hosts = request.headers().get_all(HOST).iter().count();
+    let mut response = if request.version() == Version::HTTP_11 && hosts != 1 {
+        // A proxy and the server may otherwise read two different ones.
+        let message = format!("host: expected one Host header, found {hosts}");
+        error_response(&ApiError::invalid(message), &path)
+    } else if foreign {
         let message = "pages of this origin may not use this server; see --cors-origin";
         error_response(&ApiError::new(StatusCode::FORBIDDEN, message), &path)
     } else if origin.is_some() && request.method() == Method::OPTIONS {

@@ -355,7 +355,8 @@ fn tk08_text_that_is_not_unicode() {
     assert_eq!(response.status, 400);
     assert!(response.json()["error"]["message"].is_string());
     for escape in ["\\ud83d", "\\ude00\\ud83d"] {
-        server.refused(COMPLETIONS, format!("{{\"prompt\":\"{escape}\"}}"));
+        let message = server.refused(COMPLETIONS, format!("{{\"prompt\":\"{escape}\"}}"));
+        assert!(message.contains("lone surrogate"), "{message}");
     }
     let paired = "{\"prompt\":\"ok \\ud83d\\ude00\"}";
     server.ok(COMPLETIONS, paired);

@@ -77,6 +77,16 @@ fn ht01_two_framings_at_once() {
 }
 
 #[test]
+fn one_host_is_named() {
+    let server = serve(reply(ids(" red")));
+    for (hosts, status) in [("", 400), ("Host: a\r\n", 200), ("Host: a\r\nHost: b\r\n", 400)] {
+        let request = format!("GET /health HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n");
+        assert_eq!(server.raw(request.as_bytes()).status, status, "{hosts}");
+    }
+    assert_eq!(server.raw(b"GET /health HTTP/1.0\r\n\r\n").status, 200);
+}
+
+#[test]
 fn huge_heads_and_bodies() {
     let server = serve(reply(ids(" red")));
     let head = format!("GET /health HTTP/1.1\r\nHost: x\r\nX-A: {}\r\n\r\n", "a".repeat(200_000));

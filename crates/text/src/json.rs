@@ -102,8 +102,10 @@ fn write_number(source: &str, out: &mut String) {
 /// The text that a JSON string stands for.
 fn unquote(quoted: &str) -> Result<Cow<'_, str>, Error> {
     if quoted.contains('\\') {
-        let text = serde_json::from_str(quoted);
-        text.map(Cow::Owned).map_err(|error| Error::Json(error.to_string()))
+        // Everything else was checked when the value was read.
+        let start: String = quoted.chars().take(40).collect();
+        let lone = || Error::Json(format!("a lone surrogate in the string that begins {start}"));
+        serde_json::from_str(quoted).map(Cow::Owned).map_err(|_| lone())
     } else {
         Ok(Cow::Borrowed(quoted.trim_matches('"')))
     }
