@@ -18,12 +18,14 @@ import sys
 
 REPEATING = "The cat sat on the mat. The dog sat on the log. " * 12
 PLAIN = "Once there was a quick brown fox, and nobody knew why."
-# Made-up weights say one token over and over; how warm they must be to stop that was tried out.
+# Made-up weights say one token over and over where it is cold, and never the same again where it is warm. Drawn
+# among a few tokens at random they repeat themselves by chance, and drafts come that are mostly wrong.
 CASES = {
     # name: prompt, further flags, least ratio that is asked for
     "repetitive": (REPEATING, ["--temperature", "0"], 1.5),
     "no-repetition": (PLAIN, ["--temperature", "30", "--seed", "7"], 0.95),
-    "some-repetition": (REPEATING, ["--temperature", "15", "--seed", "7"], 0.95),
+    "chance-of-2": (REPEATING, ["--temperature", "30", "--top-k", "2", "--seed", "7"], 0.95),
+    "chance-of-4": (REPEATING, ["--temperature", "30", "--top-k", "4", "--seed", "7"], 0.95),
 }
 
 

@@ -30,9 +30,9 @@ pub fn run(data: &[u8]) {
         "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
-    stream.write_all(head.as_bytes()).expect("write");
-    // The server may refuse before it has read everything.
-    let _ = stream.write_all(body);
+    // In one piece, or the second one waits for the first to be acknowledged. The server may refuse before it
+    // has read everything.
+    let _ = stream.write_all(&[head.as_bytes(), body].concat());
     let mut response = String::new();
     stream.read_to_string(&mut response).expect("UTF-8");
     let status = response.split(' ').nth(1).expect("a status");

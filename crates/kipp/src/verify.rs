@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use engine::BackendError;
 use engine::conformance::{AGAINST_BF16, Finding, GATES, Gate, Rig, Subject};
-use model::{Model, Scheme, layout};
+use model::{Model, Origin, Scheme, layout};
 use serde_json::{Value, json};
 
 use crate::backends::{BackendName, MetalClass, Prepared};
@@ -142,7 +142,11 @@ pub fn run(args: Args) -> Result<()> {
             "kind": "verify",
             "made": machine::provenance(),
             "checkpoint": name,
-            "weights": if args.synthetic.synthetic.is_some() { "synthetic" } else { "checkpoint's" },
+            "weights": match model.origin {
+                Origin::Synthetic { .. } => "synthetic",
+                Origin::Foreign => "foreign",
+                Origin::Pinned { .. } | Origin::Unproven { .. } => "checkpoint's",
+            },
             "scheme": model.scheme.name(),
             "origin": origin(&model),
             "layers": model.spec().layers,

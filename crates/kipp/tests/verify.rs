@@ -41,6 +41,20 @@ fn gates_make_a_table_and_a_record() {
     assert!(cpu["kernels"].is_array());
 }
 
+/// A file of made-up weights is no checkpoint, whatever it is called.
+#[test]
+fn a_record_says_whose_weights_were_checked() {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("made-up.gguf");
+    let file = file.to_str().expect("UTF-8");
+    let made = ["convert", "--synthetic", "--checkpoint", "kipp-tiny", "--scheme", "q8_0", "--out"];
+    let output = run(&[&made[..], &[file]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let (_, record) = verify("verify-made-up.json", &[file, "--gate", "rows", "--backend", "cpu"]);
+    assert_eq!(record["weights"], "synthetic");
+    let (_, record) = verify("verify-own.json", &["--gate", "rows", "--backend", "cpu"]);
+    assert_eq!(record["weights"], "checkpoint's");
+}
+
 #[test]
 fn a_gate_that_fails_is_told_and_the_others_run() {
     let args = ["--gate", "o", "--bound", "1e-30", "--backend", "cpu", "--ctx", "200"];
