@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// Machine, commit and command of a record.
 pub fn provenance() -> Value {
-    let arguments = std::env::args().skip(1);
+    let arguments = std::env::args().skip(1).map(|word| without_folders(&word));
     let command: Vec<String> = std::iter::once("kipp".to_string()).chain(arguments).collect();
     json!({
         "machine": {
@@ -19,6 +19,15 @@ pub fn provenance() -> Value {
         "commit": env!("KIPP_COMMIT"),
         "command": command.join(" "),
     })
+}
+
+/// A word of a command with files by their names: where this machine keeps them is nobody's business.
+fn without_folders(word: &str) -> String {
+    let (flag, value) = match word.split_once('=') {
+        Some((flag, value)) if flag.starts_with("--") => (format!("{flag}="), value),
+        _ => (String::new(), word),
+    };
+    flag + value.rsplit(std::path::is_separator).next().unwrap_or_default()
 }
 
 /// The processor's name, where the system tells it.

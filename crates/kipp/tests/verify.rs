@@ -39,6 +39,9 @@ fn gates_make_a_table_and_a_record() {
     assert_eq!((&cpu["backend"], &cpu["ran"]), (&"cpu".into(), &true.into()));
     assert_eq!(cpu["gates"][0]["gate"], "rows");
     assert!(cpu["kernels"].is_array());
+    // Files are named, this machine's folders are not.
+    let command = &record["made"]["command"];
+    assert_eq!(command, "kipp verify --json verify-rows.json --gate rows");
 }
 
 /// A file of made-up weights is no checkpoint, whatever it is called.

@@ -66,12 +66,15 @@ pub struct Gate {
     plain: Costs,
     /// Seconds of steps that had drafts, making them included, or that waited to have some.
     drafting: Costs,
-    /// Rate of drafting steps over plain ones, lately. Only asked where drafting costs the overlap of
-    /// host and device.
+    /// Rate of drafting steps over that which they must beat, lately. Only asked where drafting costs the
+    /// overlap of host and device.
     worth: f64,
     /// What a step with the gate closed adds to that, so that it is tried again.
     hope: f64,
 }
+
+/// How much faster drafts must seem to be had: what is measured is never exact.
+const MARGIN: f64 = 1.03;
 
 /// The most and the least hope: the gate is tried again after some ten or some hundred steps.
 const HOPE: (f64, f64) = (5e-3, 2e-4);
@@ -108,8 +111,9 @@ impl Gate {
                 break;
             }
         }
-        self.worth += 0.25 * (best.1 / plain_rate - self.worth);
-        if best.1 > plain_rate {
+        let worth = best.1 / (MARGIN * plain_rate);
+        self.worth += 0.25 * (worth - self.worth);
+        if worth > 1.0 {
             self.hope = HOPE.0;
             return best.0;
         }
