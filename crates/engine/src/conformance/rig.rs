@@ -127,7 +127,7 @@ impl<'a> Rig<'a> {
             let mut cost = 0.0;
             for len in [31, 32, 33, 90] {
                 let tokens = self.tokens(len);
-                let mut read = |kind| {
+                let read = |kind| {
                     let mut sequence = Sequence::new(tokens.clone());
                     self.oracle_with(&model, len, kind).read(&mut sequence)
                 };
