@@ -323,12 +323,13 @@ fn computed() -> f64 {
     ticks / 100.0
 }
 
-/// How long the 4B takes, and how much memory beside the mapped file.
+/// How long a checkpoint takes, the 4B unless KIPP_CHECKPOINT names another, and how much memory beside the mapped file.
 #[test]
 #[ignore = "prints times; needs 16 GB of disk"]
 #[cfg(target_os = "linux")]
-fn speed_of_converting_the_4b() {
-    let checkpoint = Checkpoint::find("qwen3-4b").unwrap();
+fn speed_of_converting() {
+    let id = std::env::var("KIPP_CHECKPOINT").unwrap_or_else(|_| "qwen3-4b".into());
+    let checkpoint = Checkpoint::find(&id).unwrap();
     let dir = std::env::temp_dir().join(format!("kipp-{}-speed", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("config.json"), common::config(&checkpoint.spec).to_string()).unwrap();
@@ -342,7 +343,7 @@ fn speed_of_converting_the_4b() {
         file.write_all(&pattern[..pattern.len().min(data - at)]).unwrap();
     }
     file.into_inner().unwrap().sync_all().unwrap();
-    for scheme in [Scheme::Bf16, Scheme::Q8_0, Scheme::Q4_1, Scheme::Q4_0] {
+    for scheme in [Scheme::Q4_0, Scheme::Bf16, Scheme::Q8_0, Scheme::Q4_1] {
         let (out, start, mut most) = (dir.join("out.gguf"), std::time::Instant::now(), 0);
         let before = computed();
         let progress = |_, _| {
