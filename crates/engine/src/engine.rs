@@ -173,6 +173,10 @@ impl Engine {
             self.collect()?;
             read = true;
         }
+        if read {
+            // Who is owed a token is not planned for: all would sit out, but for those that just came.
+            self.sweep();
+        }
         self.plan()?;
         let submit = !self.batch.tokens.is_empty();
         if submit {

@@ -199,6 +199,35 @@ fn every_kind_of_request_gets_the_tokens_of_plain_decoding() {
     }
 }
 
+/// Prompts that were read in different steps must not decode apart for ever.
+#[test]
+fn drafting_takes_no_more_steps_than_plain_decoding() {
+    for queue in [1, 2] {
+        let settings = Settings { max_running: 6, token_budget: 128, context: 2048 };
+        let steps = |speculation: Option<Speculation>| {
+            let mut engine = Engine::new(scripted(400, queue), Vocabulary::tiny(), settings);
+            speculation.into_iter().for_each(|s| engine.speculate(s));
+            let mut events = Vec::new();
+            for i in 0..30 {
+                let (sink, receiver) = sync_channel(100);
+                let max_tokens = 10 + i % 7;
+                let prompt = prompt(i as u64, 40 + i);
+                let request = Request { max_tokens, ..Request::new(prompt, Box::new(sink)) };
+                engine.submit(request).expect("accepted");
+                events.push(receiver);
+            }
+            while !engine.is_idle() {
+                engine.step().expect("a step");
+            }
+            engine.load().steps
+        };
+        let wrong = Planted { answers: Vec::new(), wrong: 1, rolls: 0 };
+        let drafting = steps(Some(Speculation::new(Box::new(wrong)).always(3)));
+        let plain = steps(None);
+        assert!(drafting <= plain + 6, "queue {queue}: {drafting} steps, not {plain}");
+    }
+}
+
 #[test]
 fn cancelling_and_readers_that_leave_free_everything_at_any_moment() {
     for (steps, queue) in (0..8).flat_map(|steps| [(steps, 1), (steps, 2)]) {
