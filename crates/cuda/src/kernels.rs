@@ -363,6 +363,9 @@ impl Kernels {
         out: u64,
         hidden: usize,
     ) -> Result<()> {
+        if let (Some(prefill), None, 0) = (self.prefill(count), first, parts.count) {
+            return prefill.norm(stream, count, x, weight, out, hidden);
+        }
         let quads = hidden.div_ceil(4);
         let threads = if quads > 640 { quads.div_ceil(2) } else { quads }.next_multiple_of(32);
         let (grid, hidden) = ([count as u32, 1, 1], hidden as i32);

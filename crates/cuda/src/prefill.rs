@@ -39,6 +39,7 @@ pub struct Prefill {
     project: [[[Function; 3]; WIDTHS.len()]; 4],
     /// For the cache's kind.
     attend: Function,
+    norm: Function,
     kv: KvKind,
     multiprocessors: usize,
 }
@@ -91,8 +92,23 @@ impl Prefill {
             KvKind::Q8_0 => find("attend_tiles", "attend_tiles_Q8_0")?,
         };
         attend.allow_shared(ATTEND_SHARED + ATTEND_RAW)?;
+        let norm = find("norm_many", "rms_norm_many")?;
         let multiprocessors = context.device.multiprocessors as usize;
-        Ok(Some(Prefill { project, attend, kv, multiprocessors }))
+        Ok(Some(Prefill { project, attend, norm, kv, multiprocessors }))
+    }
+
+    /// RMSNorm of exactly `tokens` tokens to which nothing is left to be added.
+    pub fn norm(
+        &self,
+        stream: &Stream,
+        tokens: usize,
+        x: u64,
+        weight: u64,
+        out: u64,
+        hidden: usize,
+    ) -> Result<()> {
+        let (grid, hidden) = ([tokens as u32, 1, 1], hidden as i32);
+        launch!(stream, self.norm, grid, 128, 0, [x, weight, out, hidden])
     }
 
     /// `out` = `x` W^T for exactly `tokens` tokens, added or as SwiGLU products.
