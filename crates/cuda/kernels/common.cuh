@@ -13,7 +13,6 @@
 constexpr int HEAD = 128;      // width of one attention head
 constexpr int KV_HEADS = 8;    // key/value heads
 constexpr int BLOCK = 32;      // positions of one KV block
-constexpr int CHUNK = 8 * BLOCK;  // positions of one split of decode attention
 constexpr float EPSILON = 1e-6f;
 constexpr float SWIGLU_SCALE = 1.0f / 64.0f;
 
@@ -28,19 +27,11 @@ enum Step {
     POSITION_AT,    // [tokens]
     TABLE_AT,       // [tokens] where the block table of the token's sequence begins
     ROW_AT,         // [rows] token of each row
-    SPLIT_AT,       // [splits][4] first token, tokens, chunk, first partial (-1: the only chunk)
     FLASH_AT,       // [flashes][2] first token, tokens
     COPY_AT,        // [copies][2] from, to
     DRAW_AT,        // [rows] where the row's Draw begins
     GROUP_AT,       // [groups] answer rows of each pass over the head
-    HEADER = 16,
-};
-
-// A projection's sums, fp32 [tokens][rows], in `count` parts of `plane` elements that are still to be added, in order.
-struct Parts {
-    const float* at;
-    int count;
-    int plane;
+    HEADER = 16,    // behind it: [splits] Work (attend.cuh)
 };
 
 // Programmatic dependent launch: a kernel may start while its predecessor drains. `depend` waits until the

@@ -120,7 +120,10 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
         asm volatile(PRODUCT(n, registers, "{" a_at "}", b_at, add_at, #transposed)   \
                      : __VA_ARGS__                                                    \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-    static_assert(TRANSPOSED ? N == 128 : N == 96 || N == 128 || N == 160 || N == 256, "a width of wgmma");
+    static_assert(TRANSPOSED ? N == 128 : N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 160 || N == 256, "a width of wgmma");
+    WIDTH(16, 0, RH, "%8, %9, %10, %11", "%12", "%13", D4(0), D4(4))
+    WIDTH(32, 0, R0, "%16, %17, %18, %19", "%20", "%21", D16(0))
+    WIDTH(64, 0, R1, "%32, %33, %34, %35", "%36", "%37", D16(0), D16(16))
     WIDTH(96, 0, R2, "%48, %49, %50, %51", "%52", "%53", D16(0), D16(16), D16(32))
     WIDTH(128, 0, R3, "%64, %65, %66, %67", "%68", "%69", D64(0))
     WIDTH(128, 1, R3, "%64, %65, %66, %67", "%68", "%69", D64(0))

@@ -280,10 +280,10 @@ impl CudaBackend {
         let recorded =
             sizes.flashes == 0 && sizes.tokens <= RECORDED && self.step.groups.len() == 1;
         let decode = self.decode.as_mut().filter(|_| sizes.tokens == 1 && asked.len() == 1);
-        let owed = if let Some(decode) = decode {
+        let answered = if let Some(decode) = decode {
             let parts = decode.run(&self.stream, step)?;
             forward.sample(0, 1, parts)?;
-            None
+            true
         } else if recorded {
             // Work items grow with the context: launches have room for the next power of two.
             let room = |items: usize| if items == 0 { 0 } else { items.next_power_of_two() };
@@ -296,22 +296,23 @@ impl CudaBackend {
             let graph = match self.graphs.entry((sizes, rows)) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => new.insert(self.stream.capture(|| {
-                    let owed = forward.layers(sizes)?;
-                    forward.answers(0, rows, all_rows, owed)
+                    forward.layers(sizes)?;
+                    forward.answers(0, rows, all_rows)
                 })?),
             };
             self.stream.replay(graph)?;
-            None
+            true
         } else {
-            Some(forward.layers(sizes)?)
+            forward.layers(sizes)?;
+            false
         };
 
         let places = AnswerPlaces::of(asked, spec.vocab);
         let mut first = 0;
         for (pass, &rows) in self.step.groups.iter().enumerate() {
-            if let Some(owed) = owed {
+            if !answered {
                 let count = step + self.step.group_offset(pass) as u64;
-                forward.answers(first, rows, count, owed)?;
+                forward.answers(first, rows, count)?;
             }
             for row in 0..rows {
                 if let Some(offset) = places.logits(first + row) {
@@ -390,7 +391,9 @@ impl Backend for CudaBackend {
         check_drawn(batch, &self.drew)?;
         self.model.context.enter()?;
         let (spec, vocab) = (self.model.spec, self.model.spec.vocab);
-        let tiles = Tiles { group: spec.group(), queries: self.kernels.queries(), pass: PASS };
+        let (queries, clusters) =
+            (self.kernels.queries(), self.kernels.clusters(batch.tokens.len()));
+        let tiles = Tiles { group: spec.group(), queries, clusters, pass: PASS };
         self.step.build(batch, vocab, tiles)?;
         let asked: Vec<Asked> = batch.rows.iter().map(|row| Asked::of(&row.want, vocab)).collect();
         let slot = self.turn;

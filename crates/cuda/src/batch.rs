@@ -1,12 +1,13 @@
-//! Projections of a batch, 2 to 256 tokens, on Hopper: which kernel, how the matrix is shared out, and its launch
-//! (`kernels/project_batch.cu`, `project_batch_quants.cu`).
+//! Projections of a batch, 2 to 128 tokens, on Hopper: which kernel, how the matrix is shared out, and its launch
+//! (`kernels/project_batch.cuh`).
 
 use std::ffi::c_void;
 
 use engine::BackendError;
+use model::HEAD_DIM;
 
-use crate::driver::{Function, Stream, TensorMap};
-use crate::kernels::{Epilogue, Parts, each};
+use crate::driver::{Element, Function, Stream, TensorMap};
+use crate::kernels::{Heads, each, launch};
 use crate::weights::{Kind, Projection};
 
 type Result<T> = std::result::Result<T, BackendError>;
@@ -14,46 +15,98 @@ type Result<T> = std::result::Result<T, BackendError>;
 /// Fewest tokens; one alone is the business of others.
 const FROM: usize = 2;
 /// Tokens up to which a kernel is made, the width of its products.
-const WIDTHS: [usize; 5] = [16, 32, 64, 128, 256];
-/// Those of them that quantised weights have.
-const QUANT_WIDTHS: usize = 4;
+const WIDTHS: [usize; 4] = [16, 32, 64, 128];
+/// Tokens of a batch at most.
+pub const BATCHED: usize = WIDTHS[WIDTHS.len() - 1];
 /// Weight rows of a unit, of which ranges are made.
 const UNIT: usize = 16;
+/// Units of the highest range that a kernel takes.
+const HIGHEST: usize = 12;
 /// Multiprocessors that work is shared out to. No property of the device at hand, so that sums are the same on all.
 const SHARERS: usize = 132;
-/// Parts of a sum at most.
-const MOST_PARTS: usize = 16;
 /// Stages of a ring at most.
 const MOST_STAGES: usize = 16;
+/// Bytes of a ring's stages and of what blocks exchange: nearly all shared memory of a multiprocessor, but for 24 KB of scales.
+const RING: usize = 188 << 10;
+/// Bytes past the ring that products of rows a tile does not have are made of.
+const PAST: usize = 6 << 10;
+/// Clusters of four blocks that find room at once.
+const CLUSTERS: usize = 30;
 
-/// What the kernels take beside their operands (`kernels/batch.cuh`).
+/// What makes a scaled residual vector its norm (`kernels/normed.cuh`), as kernels take it.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Normed {
+    /// fp32 `[parts, BATCHED]`.
+    pub squares: u64,
+    /// fp32 `[tokens]`.
+    pub powers: u64,
+    /// fp32 `[tokens]`, of the vectors after it.
+    pub next: u64,
+    /// Of the squares.
+    pub parts: i32,
+}
+
+/// A residual vector that grows (`kernels/normed.cuh`), as kernels take it.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Residual {
+    /// fp32 `[tokens, hidden]`.
+    pub x: u64,
+    /// fp16 `[tokens, hidden]`.
+    pub scaled: u64,
+    /// Of the next norm, fp32 `[hidden]`.
+    pub weight: u64,
+    /// fp32 `[tokens]`.
+    pub powers: u64,
+    /// fp32 `[parts, BATCHED]`.
+    pub squares: u64,
+    /// Of what is added.
+    pub factor: f32,
+}
+
+/// What becomes of a projection's sums, and what that takes.
+#[derive(Debug, Clone, Copy)]
+pub enum Use {
+    /// Queries, keys and values of a normed input go to their places.
+    Heads(Normed, Heads),
+    /// Added to the residual stream.
+    Residual(Residual),
+    /// Of a normed input with rows of 8 of gate and 8 of up in turns: fp16 `[tokens, rows / 2]` of silu(gate) x up / 64.
+    SwiGlu(Normed, u64),
+    /// fp32 `[tokens, rows]`.
+    Store(u64),
+}
+
+/// What the kernels take beside their tensor maps.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Shape {
-    out: u64,
+struct Task {
     count: u64,
+    scales: u64,
     rows: i32,
     cols: i32,
     ranges: i32,
-    splits: i32,
-    plane: i32,
     stages: i32,
+    mailbox: i32,
+    normed: Normed,
+    residual: Residual,
+    heads: Heads,
+    out: u64,
 }
 
-/// A quantised matrix by value.
-#[derive(Debug, Clone, Copy)]
+/// The tensor maps that they take.
+#[derive(Clone, Copy)]
 #[repr(C)]
-struct Quants {
-    quants: u64,
-    scales: u64,
+struct Maps {
+    lower: TensorMap,
+    upper: TensorMap,
+    x: TensorMap,
 }
 
-/// The kernels by width.
+/// The kernels by width, warpgroups of rows and use.
 pub struct BatchKernels {
-    /// By warpgroups and epilogue: sums, SwiGLU. 256 tokens have no third.
-    f16: [[[Option<Function>; 2]; 3]; WIDTHS.len()],
-    /// By kind and epilogue.
-    quants: [[[Function; 2]; QUANT_WIDTHS]; 3],
+    functions: [[[[Option<Function>; 4]; 3]; WIDTHS.len()]; 4],
     multiprocessors: usize,
 }
 
@@ -63,220 +116,191 @@ impl BatchKernels {
         find: impl Fn(&str, &str) -> Result<Function>,
         multiprocessors: usize,
     ) -> Result<Self> {
-        const EPILOGUES: [&str; 2] = ["STORE", "SWIGLU"];
-        let find = |source: &str, name: String| {
-            let function = find(source, &name)?;
-            function.allow_shared(MOST_SHARED as u32)?;
-            Ok(function)
+        const USES: [&str; 4] = ["HEADS", "RESIDUAL", "SWIGLU", "STORE"];
+        let function = |kind: Kind, width: usize, group: usize, then: usize| {
+            let (tokens, groups) = (WIDTHS[width], group + 1);
+            if (then == 0 && groups != 2) || (then == 3 && groups == 2) {
+                return Ok(None);
+            }
+            let source = format!("project_batch_{}", kind.name().to_lowercase());
+            let name = format!("project_batch_{}_{tokens}_{groups}_{}", kind.name(), USES[then]);
+            let function = find(&source, &name)?;
+            function.allow_shared((RING + PAST) as u32)?;
+            Ok(Some(function))
         };
-        let f16 = |width: usize| {
-            each(|group| {
-                each(|i| {
-                    let (tokens, groups, epilogue) = (WIDTHS[width], group + 1, EPILOGUES[i]);
-                    if groups * 4 > highest(tokens, Kind::F16).next_multiple_of(4) {
-                        return Ok(None);
-                    }
-                    let name = format!("project_batch_{tokens}_{groups}_{epilogue}");
-                    find("project_batch", name).map(Some)
-                })
-            })
-        };
-        let quants = |kind: usize| {
-            each(|width| {
-                each(|i| {
-                    let (kind, tokens) = (Kind::NAMES[kind + 1], WIDTHS[width]);
-                    let name = format!("project_batch_{kind}_{tokens}_{}", EPILOGUES[i]);
-                    find("project_batch_quants", name)
-                })
-            })
-        };
-        Ok(BatchKernels { f16: each(f16)?, quants: each(quants)?, multiprocessors })
+        let functions = each(|kind| {
+            each(|width| each(|group| each(|then| function(Kind::ALL[kind], width, group, then))))
+        })?;
+        Ok(BatchKernels { functions, multiprocessors })
     }
 
     /// Whether there is a kernel for so many tokens.
-    pub fn serves(kind: Kind, tokens: usize) -> bool {
-        let most = if kind == Kind::F16 { WIDTHS.len() } else { QUANT_WIDTHS };
-        (FROM..=WIDTHS[most - 1]).contains(&tokens)
+    pub fn serves(tokens: usize) -> bool {
+        (FROM..=BATCHED).contains(&tokens)
     }
 
-    /// `out` = `x` W^T, or parts of it at `parts` if the matrix is shared out by columns; says where the sums are.
-    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
+    /// `x` W^T of at most `tokens` tokens; how many there are is read at `count`.
     pub fn project(
         &self,
         stream: &Stream,
         w: &Projection,
         x: u64,
-        out: u64,
-        parts: u64,
         tokens: usize,
         count: u64,
-        epilogue: Epilogue,
-    ) -> Result<Parts> {
+        then: Use,
+    ) -> Result<()> {
         let width_index =
             WIDTHS.iter().position(|&width| tokens <= width).unwrap_or(WIDTHS.len() - 1);
         let width = WIDTHS[width_index];
-        let whole = matches!(epilogue, Epilogue::Store | Epilogue::SwiGlu);
-        let shares = Shares::of(w, width, whole);
-        // Sums that wait for the residual stream are parts, be it a single one.
-        let left = shares.splits > 1 || matches!(epilogue, Epilogue::Residual(_));
-        let f16 = w.kind == Kind::F16;
-        let units = shares.highest(w.rows);
-        let stage = if f16 { (width + units * UNIT) * 128 } else { width * 256 };
-        let stages = (RING / stage).min(MOST_STAGES);
-        let shape = Shape {
-            out: if left { parts } else { out },
+        let mut task = Task {
             count,
+            scales: w.scales,
             rows: w.rows as i32,
             cols: w.cols as i32,
-            ranges: shares.ranges as i32,
-            splits: shares.splits as i32,
-            plane: (tokens * w.rows) as i32,
-            stages: stages as i32,
+            ranges: 0,
+            stages: 0,
+            mailbox: 0,
+            normed: Normed::default(),
+            residual: Residual::default(),
+            heads: Heads::default(),
+            out: 0,
         };
-        let grid = self.multiprocessors.min(shares.ranges * shares.splits) as u32;
-        let shared = (stages * stage + PAST) as u32;
+        let use_index = match then {
+            Use::Heads(normed, heads) => {
+                (task.normed, task.heads) = (normed, heads);
+                0
+            }
+            Use::Residual(residual) => {
+                task.residual = residual;
+                1
+            }
+            Use::SwiGlu(normed, out) => {
+                (task.normed, task.out) = (normed, out);
+                2
+            }
+            Use::Store(out) => {
+                task.out = out;
+                3
+            }
+        };
+        let shares = Shares::of(w.rows, use_index);
+        let Shares { ranges, units } = shares;
+        let depth = depth(w.kind, width);
+        let stage = width * depth * 2 + units * UNIT * w.kind.row_bytes(depth);
+        let mailbox = mailbox(use_index, width, units);
+        let stages = ((RING - mailbox) / stage).min(MOST_STAGES);
+        (task.ranges, task.stages, task.mailbox) = (ranges as i32, stages as i32, mailbox as i32);
+        let map = |units: usize| weights_map(w, units * UNIT, depth);
+        let upper = if use_index == 0 { heads_map(w, depth)? } else { map(units)? };
         let x = TensorMap::new(x, tokens, w.cols, width)?;
-        let swiglu = usize::from(epilogue == Epilogue::SwiGlu);
-        let launch = |function, threads: usize, arguments: &mut [*mut c_void]| {
-            // SAFETY: the parameters of the kernels below; the backend sized what the addresses are of.
-            unsafe { stream.launch(function, [grid, 1, 1], threads as u32, shared, arguments) }
+        let maps = Maps { lower: map(units.max(2) - 1)?, upper, x };
+        let grid = match use_index {
+            0 => 2 * ranges,
+            1 => 4 * ranges,
+            2 => ranges,
+            _ => ranges.min(self.multiprocessors),
         };
-        if f16 {
-            let map = |units: usize| TensorMap::new(w.quants, w.rows, w.cols, units * UNIT);
-            let (lower, upper) = (map(units.max(2) - 1)?, map(units)?);
-            let groups = units.div_ceil(4);
-            let function = self.f16[width_index][groups - 1][swiglu];
-            let none = || BackendError::Device(format!("no projection of {width} x {groups}"));
-            launch(
-                function.ok_or_else(none)?,
-                groups * 128 + 32,
-                &mut [
-                    (&raw const lower).cast_mut().cast(),
-                    (&raw const upper).cast_mut().cast(),
-                    (&raw const x).cast_mut().cast(),
-                    (&raw const shape).cast_mut().cast(),
-                ],
-            )?;
-        } else {
-            let weights = Quants { quants: w.quants, scales: w.scales };
-            let function = self.quants[w.kind as usize - 1][width_index][swiglu];
-            launch(
-                function,
-                (units * teams(width) + 1) * 32,
-                &mut [
-                    (&raw const weights).cast_mut().cast(),
-                    (&raw const x).cast_mut().cast(),
-                    (&raw const shape).cast_mut().cast(),
-                ],
-            )?;
+        let groups = units.div_ceil(4);
+        let teams = if groups == 1 && use_index != 3 { 2 } else { 1 };
+        let none = || BackendError::Device(format!("no projection of {width} x {groups}"));
+        let function =
+            self.functions[w.kind as usize][width_index][groups - 1][use_index].ok_or_else(none)?;
+        let shared = (mailbox + stages * stage + PAST) as u32;
+        let threads = 128 * (groups * teams + 1) as u32;
+        launch!(stream, function, [grid as u32, 1, 1], threads, shared, [maps, task])
+    }
+}
+
+/// Columns of a stage: 128 bytes of a row of weights, since the memory takes as long for fewer, but for nibbles beside the
+/// activations of 128 tokens.
+const fn depth(kind: Kind, width: usize) -> usize {
+    match kind {
+        Kind::F16 => 64,
+        Kind::Q4_0 | Kind::Q4_1 if width < BATCHED => 256,
+        _ => 128,
+    }
+}
+
+/// A matrix in boxes of `rows` rows and a stage's columns.
+fn weights_map(w: &Projection, rows: usize, depth: usize) -> Result<TensorMap> {
+    match w.kind {
+        Kind::F16 => TensorMap::new(w.quants, w.rows, w.cols, rows),
+        kind => {
+            let (row, part) = (kind.row_bytes(w.cols), kind.row_bytes(depth));
+            TensorMap::boxes(w.quants, Element::U8, [w.rows, row], [rows, part])
         }
-        Ok(Parts { at: shape.out, count: shape.splits, plane: shape.plane })
     }
 }
 
-/// Bytes of a ring's stages: nearly all shared memory of a multiprocessor.
-const RING: usize = 200 << 10;
-/// Bytes past the ring that products of rows a tile does not have are made of.
-const PAST: usize = 6 << 10;
-/// Dynamic shared memory at most.
-const MOST_SHARED: usize = RING + PAST;
-
-/// Units of the highest range that a kernel takes: as many as its registers allow.
-fn highest(width: usize, kind: Kind) -> usize {
-    match (kind, width) {
-        (Kind::F16, ..256) => 12,
-        (Kind::F16, _) => 8,
-        (_, ..128) => 11,
-        _ => 7,
-    }
+/// Heads, each piece of eight rows followed by the piece 64 rows further.
+fn heads_map(w: &Projection, depth: usize) -> Result<TensorMap> {
+    let (element, bytes) = if w.kind == Kind::F16 { (Element::F16, 2) } else { (Element::U8, 1) };
+    let (row, part) = (w.kind.row_bytes(w.cols) as u64, w.kind.row_bytes(depth) as u64);
+    let dims = [row / bytes, 8, 2, 8, (w.rows / HEAD_DIM) as u64];
+    let strides = [row, 64 * row, 8 * row, HEAD_DIM as u64 * row];
+    let part = [(part / bytes) as u32, 8, 2, 8, 1];
+    TensorMap::tensor(w.quants, element, &dims, &strides, &part, true)
 }
 
-/// Warps that share 16 rows of quantised weights.
-fn teams(width: usize) -> usize {
-    if width <= 16 { 2 } else { 1 }
+/// Bytes of what a block of a cluster gets from the others.
+fn mailbox(use_index: usize, width: usize, units: usize) -> usize {
+    let bytes = match use_index {
+        0 => width / 16 * units * 512,
+        1 => width.div_ceil(32) * units * 512 * 3,
+        _ => 0,
+    };
+    bytes.next_multiple_of(1024)
 }
 
-/// How a matrix is shared out: ranges of rows, and splits of columns.
+/// Parts of a residual vector of so many elements, of which squares are kept.
+pub fn parts(hidden: usize) -> usize {
+    Shares::of(hidden, 1).ranges
+}
+
+/// How the rows of a matrix are shared out: how many ranges, and units of the highest.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Shares {
     ranges: usize,
-    splits: usize,
+    units: usize,
 }
 
 impl Shares {
-    fn of(w: &Projection, width: usize, whole: bool) -> Self {
-        Self::cheapest(w.rows, w.cols, w.kind, highest(width, w.kind), whole)
-    }
-
-    /// The shares whose largest is smallest. Its cost is counted in 16 x 64 weights: those it reads, about one for the
-    /// activations that go with a step, and a few for each part that is written and read.
-    fn cheapest(rows: usize, cols: usize, kind: Kind, highest: usize, whole: bool) -> Self {
-        let (units, depth) = (rows / UNIT, if kind == Kind::F16 { 64 } else { 128 });
-        let steps = cols / depth;
-        let most_splits = if whole { 1 } else { MOST_PARTS.min(cols / 128) };
-        let cost = |s: &Shares| {
-            let rounds = (s.ranges * s.splits).div_ceil(SHARERS);
-            let activations = if kind == Kind::F16 { 1 } else { 3 };
-            rounds * steps.div_ceil(s.splits) * (units.div_ceil(s.ranges) + activations)
-                + 3 * s.splits
+    fn of(rows: usize, use_index: usize) -> Self {
+        let units = rows / UNIT;
+        let ranges = match use_index {
+            0 => rows / HEAD_DIM,
+            1 => units.div_ceil(units.div_ceil(CLUSTERS)),
+            _ => units.min(SHARERS * units.div_ceil(SHARERS).div_ceil(HIGHEST)),
         };
-        (1..=most_splits)
-            .map(|splits| {
-                let sharers = SHARERS / splits;
-                let rounds = units.div_ceil(sharers).div_ceil(highest);
-                Shares { ranges: units.min(sharers * rounds), splits }
-            })
-            .filter(|s| s.splits == 1 || s.ranges * s.splits <= SHARERS)
-            .min_by_key(cost)
-            .unwrap_or(Shares { ranges: units, splits: 1 })
-    }
-
-    /// Units of the highest range.
-    fn highest(self, rows: usize) -> usize {
-        (rows / UNIT).div_ceil(self.ranges)
+        Shares { ranges, units: units.div_ceil(ranges) }
     }
 }
-
-/// Bytes of the parts of any projection of any model: `splits x rows` is at most what the sharers hold at once.
-pub const PARTS_BYTES: usize = SHARERS * 12 * UNIT * WIDTHS[WIDTHS.len() - 1] * 4;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Kernels exist for every share, the parts have room, and no part is without columns.
+    /// Kernels exist for every share, and every ring has stages for two teams.
     #[test]
-    fn shares_fit_kernels_and_scratch() {
-        for kind in [Kind::F16, Kind::Q4_0] {
-            for rows in (256..160_000).step_by(128) {
-                for cols in [256, 768, 1024, 2560, 25_600] {
-                    for (width, whole) in
-                        WIDTHS.map(|width| [(width, true), (width, false)]).as_flattened()
-                    {
-                        let highest = highest(*width, kind);
-                        let shares = Shares::cheapest(rows, cols, kind, highest, *whole);
-                        assert!((1..=cols / 128).contains(&shares.splits), "{rows} x {cols}");
-                        assert!(shares.ranges <= rows / UNIT, "{rows} x {cols}: {shares:?}");
-                        assert!(shares.highest(rows) <= highest, "{rows} x {cols}: {shares:?}");
-                        if shares.splits > 1 {
-                            assert!(shares.splits * rows * width * 4 <= PARTS_BYTES, "{rows}");
-                        }
-                    }
+    fn shares_fit_kernels_and_rings() {
+        for rows in (256..160_000).step_by(128) {
+            for then in 0..4 {
+                if then == 1 && rows > CLUSTERS * HIGHEST * UNIT {
+                    continue;
                 }
+                let Shares { ranges, units } = Shares::of(rows, then);
+                assert!(units <= HIGHEST && ranges * units * UNIT >= rows, "{rows} {then}");
+                for (kind, width) in [Kind::F16, Kind::Q8_0, Kind::Q4_0]
+                    .iter()
+                    .flat_map(|&kind| WIDTHS.map(|width| (kind, width)))
+                {
+                    let depth = depth(kind, width);
+                    let stage = width * depth * 2 + units * UNIT * kind.row_bytes(depth);
+                    let stages = (RING - mailbox(then, width, units)) / stage;
+                    assert!(stages >= 2, "{rows} {then} {kind:?} {width}: {stages}");
+                }
+                assert!(then != 1 || ranges <= CLUSTERS, "{rows}: {ranges}");
             }
-        }
-    }
-
-    /// What is spread over the multiprocessors is spread evenly, for the shapes of the 4B.
-    #[test]
-    fn shares_are_even() {
-        for (rows, cols, whole) in
-            [(6144, 2560, false), (2560, 4096, false), (19_456, 2560, true), (2560, 9728, false)]
-        {
-            let shares = Shares::cheapest(rows, cols, Kind::F16, 12, whole);
-            let most = shares.highest(rows) * (cols / 64).div_ceil(shares.splits);
-            let even = (rows / UNIT * cols / 64).div_ceil(SHARERS);
-            assert!(most * 100 <= even * 115, "{rows} x {cols}: {shares:?}, {most} for {even}");
         }
     }
 }

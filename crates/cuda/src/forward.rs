@@ -3,8 +3,9 @@
 use engine::{BackendError, KvKind};
 use model::{HEAD_DIM, KV_HEADS, Spec};
 
+use crate::batch::{BATCHED, BatchKernels, Normed, Residual, Use, parts};
 use crate::driver::Stream;
-use crate::kernels::{Cache, Epilogue, Heads, Kernels, PARTS, Partials, Parts, SWIGLU_FACTOR};
+use crate::kernels::{Cache, Epilogue, Heads, Kernels, PARTS, Partials, SWIGLU_FACTOR};
 use crate::rows::{ANSWER_BYTES, TOP_BYTES};
 use crate::weights::{Layer, Weights};
 
@@ -41,6 +42,10 @@ pub struct Activations {
     pub drawn: u64,
     /// fp64 `[64]`, one for all tokens.
     pub frequencies: u64,
+    /// Squares of parts of residual vectors, fp32 `[parts, BATCHED]`.
+    pub squares: u64,
+    /// Powers of residual vectors, of every second vector each, fp32.
+    pub powers: [u64; 2],
 }
 
 impl Activations {
@@ -68,6 +73,8 @@ impl Activations {
             tops: take(tokens * TOP_BYTES),
             drawn: take(tokens * 4),
             frequencies: take(HEAD_DIM / 2 * 8),
+            squares: take(parts(spec.hidden) * BATCHED * 4),
+            powers: [take(tokens.min(BATCHED) * 4), take(tokens.min(BATCHED) * 4)],
         };
         (placed, (end - base) as usize)
     }
@@ -83,9 +90,6 @@ pub struct Sizes {
     /// Work items of prefill attention.
     pub flashes: usize,
 }
-
-/// What is still to be added to the residual stream, and the factor that it takes.
-pub type Owed = (Parts, f32);
 
 /// Everything that a forward pass touches.
 pub struct Forward<'a> {
@@ -106,10 +110,12 @@ pub struct Forward<'a> {
 }
 
 impl Forward<'_> {
-    /// Residual stream of all tokens after the last layer, but for what is still to be added to it; keys and values are
-    /// in the cache.
-    pub fn layers(&self, sizes: Sizes) -> Result<Owed> {
+    /// Residual stream of all tokens after the last layer; keys and values are in the cache.
+    pub fn layers(&self, sizes: Sizes) -> Result<()> {
         let (w, a) = (self.weights, &self.activations);
+        if let Some(batch) = self.kernels.batch(sizes.tokens) {
+            return self.batch_layers(batch, sizes);
+        }
         self.kernels.embed(
             self.stream,
             self.step,
@@ -117,76 +123,128 @@ impl Forward<'_> {
             &w.embedding,
             a.frequencies,
             a.drawn,
-            a.x,
+            Residual { x: a.x, ..Residual::default() },
+            0,
             a.rotations,
         )?;
-        let mut owed = (Parts::default(), 0.0);
         for (layer, &(keys, values)) in w.layers.iter().zip(self.caches) {
-            owed = self.attention(layer, keys, values, sizes, owed)?;
-            owed = self.feed_forward(layer, sizes.tokens, owed)?;
+            self.attention(layer, keys, values, sizes)?;
+            self.feed_forward(layer, sizes.tokens)?;
         }
-        Ok(owed)
+        Ok(())
     }
 
-    /// x += O(attention(norm(x))).
-    fn attention(
-        &self,
-        layer: &Layer,
-        keys: Cache,
-        values: Cache,
-        sizes: Sizes,
-        owed: Owed,
-    ) -> Result<Owed> {
-        let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
-        let (heads, tokens) = (self.spec.heads, sizes.tokens);
-        self.normed(layer.attention_norm, tokens, owed)?;
-        let places = Heads {
+    /// All layers by the kernels of batches, whose norms are spread over their neighbours.
+    fn batch_layers(&self, batch: &BatchKernels, sizes: Sizes) -> Result<()> {
+        let (k, stream, step, a, w) =
+            (self.kernels, self.stream, self.step, &self.activations, self.weights);
+        let (tokens, parts) = (sizes.tokens, parts(self.spec.hidden));
+        let vector = |weight: u64, powers: usize, factor: f32| Residual {
+            x: a.x,
+            scaled: a.normed,
+            weight,
+            powers: a.powers[powers],
+            squares: a.squares,
+            factor,
+        };
+        let normed = |powers: usize| Normed {
+            squares: a.squares,
+            powers: a.powers[powers],
+            next: a.powers[1 - powers],
+            parts: parts as i32,
+        };
+        let weights =
+            |layer: usize| w.layers.get(layer).map_or(w.output_norm, |l| l.attention_norm);
+        let first = vector(weights(0), 0, 0.0);
+        k.embed(
+            stream,
+            step,
+            tokens,
+            &w.embedding,
+            a.frequencies,
+            a.drawn,
+            first,
+            parts,
+            a.rotations,
+        )?;
+        for (i, (layer, &(keys, values))) in w.layers.iter().zip(self.caches).enumerate() {
+            let heads = Use::Heads(normed(0), self.places(layer, keys, values));
+            batch.project(stream, &layer.qkv, a.normed, tokens, step, heads)?;
+            self.attend(keys, values, sizes)?;
+            let after = Use::Residual(vector(layer.ffn_norm, 1, 1.0));
+            batch.project(stream, &layer.o, a.attended, tokens, step, after)?;
+            let products = Use::SwiGlu(normed(1), a.products);
+            batch.project(stream, &layer.gate_up, a.normed, tokens, step, products)?;
+            let after = Use::Residual(vector(weights(i + 1), 0, SWIGLU_FACTOR));
+            batch.project(stream, &layer.down, a.products, tokens, step, after)?;
+        }
+        Ok(())
+    }
+
+    /// Where heads of a layer go.
+    fn places(&self, layer: &Layer, keys: Cache, values: Cache) -> Heads {
+        Heads {
             q_norm: layer.q_norm,
             k_norm: layer.k_norm,
-            rotations: a.rotations,
-            q: a.q,
+            rotations: self.activations.rotations,
+            q: self.activations.q,
             keys,
             values,
-            step,
-            heads: heads as i32,
+            step: self.step,
+            heads: self.spec.heads as i32,
             bytes: i32::from(self.kv == KvKind::Q8_0),
-        };
-        k.project_heads(stream, &layer.qkv, a.normed, a.qkv, tokens, places)?;
+        }
+    }
+
+    /// Attention of all sequences.
+    fn attend(&self, keys: Cache, values: Cache, sizes: Sizes) -> Result<()> {
+        let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
+        let heads = self.spec.heads;
         if sizes.flashes > 0 {
-            let (flashes, rows) = (sizes.flashes, self.cache_rows);
+            let (flashes, rows, tokens) = (sizes.flashes, self.cache_rows, sizes.tokens);
             k.attend_many(
                 stream, step, flashes, tokens, a.q, keys, values, rows, a.attended, heads,
             )?;
         }
         if sizes.splits > 0 {
             let (q, out) = (a.q, a.attended);
-            k.attend_split(stream, step, sizes.splits, q, keys, values, out, self.partials, heads)?;
+            let (tokens, splits, partials) = (sizes.tokens, sizes.splits, self.partials);
+            k.attend_split(stream, step, tokens, splits, q, keys, values, out, partials, heads)?;
         }
-        let residual = Epilogue::Residual(1.0);
-        Ok((k.project(stream, &layer.o, a.attended, a.x, tokens, step, residual)?, 1.0))
+        Ok(())
+    }
+
+    /// x += O(attention(norm(x))).
+    fn attention(&self, layer: &Layer, keys: Cache, values: Cache, sizes: Sizes) -> Result<()> {
+        let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
+        let tokens = sizes.tokens;
+        self.normed(layer.attention_norm, tokens)?;
+        let places = self.places(layer, keys, values);
+        k.project_heads(stream, &layer.qkv, a.normed, a.qkv, tokens, places)?;
+        self.attend(keys, values, sizes)?;
+        k.project(stream, &layer.o, a.attended, a.x, tokens, step, Epilogue::Residual(1.0))
     }
 
     /// x += down(silu(gate(norm(x))) * up(norm(x))).
-    fn feed_forward(&self, layer: &Layer, tokens: usize, owed: Owed) -> Result<Owed> {
+    fn feed_forward(&self, layer: &Layer, tokens: usize) -> Result<()> {
         let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
-        self.normed(layer.ffn_norm, tokens, owed)?;
+        self.normed(layer.ffn_norm, tokens)?;
         k.project(stream, &layer.gate_up, a.normed, a.products, tokens, step, Epilogue::SwiGlu)?;
         let residual = Epilogue::Residual(SWIGLU_FACTOR);
-        let parts = k.project(stream, &layer.down, a.products, a.x, tokens, step, residual)?;
-        Ok((parts, SWIGLU_FACTOR))
+        k.project(stream, &layer.down, a.products, a.x, tokens, step, residual)
     }
 
-    fn normed(&self, weight: u64, tokens: usize, owed: Owed) -> Result<()> {
+    fn normed(&self, weight: u64, tokens: usize) -> Result<()> {
         let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
-        k.rms_norm(stream, step, tokens, None, a.x, owed, weight, a.normed, self.spec.hidden)
+        k.rms_norm(stream, step, tokens, None, a.x, weight, a.normed, self.spec.hidden)
     }
 
     /// Logits and answers of `rows` answer rows from `first` on; how many there are is read at `count`.
-    pub fn answers(&self, first: usize, rows: usize, count: u64, owed: Owed) -> Result<()> {
+    pub fn answers(&self, first: usize, rows: usize, count: u64) -> Result<()> {
         let (k, stream, step, a) = (self.kernels, self.stream, self.step, &self.activations);
         let (hidden, vocab) = (self.spec.hidden, self.spec.vocab);
         let norm = self.weights.output_norm;
-        k.rms_norm(stream, step, rows, Some(first), a.x, owed, norm, a.last, hidden)?;
+        k.rms_norm(stream, step, rows, Some(first), a.x, norm, a.last, hidden)?;
         k.project(stream, &self.weights.head, a.last, a.logits, rows, count, Epilogue::Store)?;
         k.logits_stats(stream, step, rows, first, a.logits, a.stats, vocab)?;
         self.sample(first, rows, PARTS)

@@ -8,7 +8,7 @@ use engine::{BackendError, KvKind};
 use model::KV_HEADS;
 
 use crate::backend::Options;
-use crate::batch::{BatchKernels, PARTS_BYTES};
+use crate::batch::{BatchKernels, Residual, Use};
 use crate::driver::{Buffer, Context, Function, Module, Stream};
 use crate::prefill::{MANY, Prefill, QUERIES};
 use crate::weights::{Handed, Kind, Projection};
@@ -24,10 +24,14 @@ const FEW: usize = 64;
 const SPLIT: usize = 512;
 /// Dynamic shared memory of `project_many` and of `attend_flash`: both hold 64 KB of tiles.
 const TILES: u32 = 64 << 10;
-/// Dynamic shared memory of `attend_split`: four warps with two tiles of 8 KB, or two of 4 KB and one of 8.
+/// Dynamic shared memory of `attend_split` and of `attend_batch`: four warps with two tiles of 8 KB, or two of 4 KB and one of 8.
 const SPLIT_RINGS: u32 = 4 * 2 * (8 << 10);
 /// Parts of a logits row in `logits_stats`.
 pub const PARTS: usize = 32;
+/// Tokens up to which a call's attention is spread over clusters of `CLUSTER` blocks: more keep the device busy without.
+const CLUSTERED: usize = 16;
+/// Blocks of a cluster of `attend_batch`.
+const CLUSTER: usize = 4;
 /// Output tiles that can be split at once.
 const ARRIVALS: usize = 16 << 10;
 
@@ -44,9 +48,7 @@ const DECODED: [(Kind, Kind); 4] = [
 pub enum Epilogue {
     /// fp32 `[tokens, rows]`.
     Store,
-    /// The same, or parts of it that are still to be added.
-    Sums,
-    /// Added, times a factor, to fp32 `[tokens, rows]`, or parts that are still to be added.
+    /// Added, times a factor, to fp32 `[tokens, rows]`.
     Residual(f32),
     /// Rows are 8 of gate and 8 of up in turns: fp16 `[tokens, rows / 2]` of silu(gate) x up / 64.
     SwiGlu,
@@ -61,7 +63,7 @@ impl Epilogue {
     /// Its place among the names.
     pub fn index(self) -> usize {
         match self {
-            Epilogue::Store | Epilogue::Sums => 0,
+            Epilogue::Store => 0,
             Epilogue::Residual(_) => 1,
             Epilogue::SwiGlu => 2,
         }
@@ -118,18 +120,6 @@ pub struct Partials {
     pub arrivals: u64,
 }
 
-/// Sums of a projection that are in several parts, as kernels take them (`kernels/common.cuh`).
-#[derive(Debug, Clone, Copy, Default)]
-#[repr(C)]
-pub struct Parts {
-    /// fp32 `[count][tokens, rows]`.
-    pub at: u64,
-    /// How many.
-    pub count: i32,
-    /// Elements of one.
-    pub plane: i32,
-}
-
 /// A weight matrix by value, as kernels take it.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -172,6 +162,8 @@ pub struct Kernels {
     rms_norm: Function,
     rope: Function,
     attend_split: Function,
+    /// The same by clusters, for calls of few tokens; where the device has Hopper's instructions.
+    attend_batch: Option<Function>,
     attend_flash: Function,
     copy_blocks: Function,
     logits_stats: Function,
@@ -247,17 +239,18 @@ impl Kernels {
         };
         let attend_flash = by_kv("attend_flash")?;
         attend_flash.allow_shared(TILES)?;
+        let hopper = context.device.capability == (9, 0) && !options.generic;
         let attend_split = by_kv("attend_split")?;
         attend_split.allow_shared(SPLIT_RINGS)?;
-        let hopper = context.device.capability == (9, 0) && !options.generic;
+        let attend_batch = by_kv("attend_batch")?;
+        attend_batch.allow_shared(SPLIT_RINGS)?;
         let decode = |&(layers, head): &(Kind, Kind)| {
             let [name, head_name] = [layers, head].map(|kind| Kind::NAMES[kind as usize]);
             Ok(((layers, head), find("decode", &format!("decode_{name}_{head_name}"))?))
         };
         let multiprocessors = context.device.multiprocessors as usize;
         // splits x rows is at most 160 x 128 wherever `project_many` splits (`splits`).
-        let parts = (SPLIT * 160 * 128 * 4).max(PARTS_BYTES);
-        let parts = Buffer::new(context, parts, "partial sums")?;
+        let parts = Buffer::new(context, SPLIT * 160 * 128 * 4, "partial sums")?;
         let arrivals = Buffer::new(context, ARRIVALS * 4, "counters")?;
         // SAFETY: the whole of a live buffer.
         unsafe { stream.zero(arrivals.address(), arrivals.bytes())? };
@@ -265,7 +258,10 @@ impl Kernels {
             project_few: each(few)?,
             project_many: each(many)?,
             prefill: if hopper { Prefill::load(context, kv, find)? } else { None },
-            batch: if hopper { Some(BatchKernels::load(find, multiprocessors)?) } else { None },
+            batch: match hopper && !options.deterministic {
+                true => Some(BatchKernels::load(find, multiprocessors)?),
+                false => None,
+            },
             decode: match hopper && !options.deterministic {
                 true => DECODED.iter().map(decode).collect::<Result<_>>()?,
                 false => Vec::new(),
@@ -275,6 +271,7 @@ impl Kernels {
             rms_norm: find("norm", "rms_norm")?,
             rope: find("rope", "rope")?,
             attend_split,
+            attend_batch: (hopper && !options.deterministic).then_some(attend_batch),
             attend_flash,
             copy_blocks: find("copy_blocks", "copy_blocks")?,
             logits_stats: find("logits_stats", "logits_stats")?,
@@ -333,9 +330,11 @@ impl Kernels {
         table: &Projection,
         frequencies: u64,
         drawn: u64,
-        x: u64,
+        x: Residual,
+        parts: usize,
         rotations: u64,
     ) -> Result<()> {
+        let parts = parts as i32;
         let function = self.embed[table.kind as usize];
         let (grid, hidden) = ([tokens as u32, 1, 1], table.cols as i32);
         let table = Weights { quants: table.quants, scales: table.scales };
@@ -345,11 +344,11 @@ impl Kernels {
             grid,
             256,
             0,
-            [table, frequencies, drawn, x, rotations, step, hidden]
+            [table, frequencies, drawn, x, parts, rotations, step, hidden]
         )
     }
 
-    /// RMSNorm of all `count` tokens, or of `count` answer rows from `first` on, after `parts` are added to them.
+    /// RMSNorm of all `count` tokens, or of `count` answer rows from `first` on.
     #[expect(clippy::too_many_arguments, reason = "the kernel's")]
     pub fn rms_norm(
         &self,
@@ -358,7 +357,6 @@ impl Kernels {
         count: usize,
         first: Option<usize>,
         x: u64,
-        (parts, factor): (Parts, f32),
         weight: u64,
         out: u64,
         hidden: usize,
@@ -376,12 +374,16 @@ impl Kernels {
             grid,
             threads as u32,
             0,
-            [x, parts, factor, weight, out, step, hidden, first]
+            [x, weight, out, step, hidden, first]
         )
     }
 
-    /// `out` = `x` W^T for at most `tokens` tokens; how many there are is read at `count`. Says where the sums are; a
-    /// residual of no parts has been added.
+    /// The kernels of batches, if they serve so many tokens.
+    pub fn batch(&self, tokens: usize) -> Option<&BatchKernels> {
+        self.batch.as_ref().filter(|_| BatchKernels::serves(tokens))
+    }
+
+    /// `out` = `x` W^T for at most `tokens` tokens; how many there are is read at `count`.
     #[expect(clippy::too_many_arguments, reason = "the kernel's")]
     pub fn project(
         &self,
@@ -392,32 +394,10 @@ impl Kernels {
         tokens: usize,
         count: u64,
         epilogue: Epilogue,
-    ) -> Result<Parts> {
-        if let (Some(batch), false) = (&self.batch, self.deterministic)
-            && BatchKernels::serves(w.kind, tokens)
-        {
-            let parts = self.parts.address();
-            return batch.project(stream, w, x, out, parts, tokens, count, epilogue);
-        }
-        self.project_whole(stream, w, x, out, tokens, count, epilogue)?;
-        Ok(match epilogue {
-            Epilogue::Residual(_) => Parts::default(),
-            _ => Parts { at: out, count: 1, plane: 0 },
-        })
-    }
-
-    /// The same by kernels that leave nothing to be added.
-    #[expect(clippy::too_many_arguments, reason = "the kernel's")]
-    fn project_whole(
-        &self,
-        stream: &Stream,
-        w: &Projection,
-        x: u64,
-        out: u64,
-        tokens: usize,
-        count: u64,
-        epilogue: Epilogue,
     ) -> Result<()> {
+        if let (Some(batch), Epilogue::Store) = (self.batch(tokens), epilogue) {
+            return batch.project(stream, w, x, tokens, count, Use::Store(out));
+        }
         if let Some(prefill) = self.prefill(tokens) {
             return prefill.project(stream, w, x, out, tokens, epilogue);
         }
@@ -460,7 +440,7 @@ impl Kernels {
         if let Some(prefill) = self.prefill(tokens) {
             return prefill.heads(stream, w, x, tokens, heads);
         }
-        let qkv = self.project(stream, w, x, qkv, tokens, heads.step, Epilogue::Sums)?;
+        self.project(stream, w, x, qkv, tokens, heads.step, Epilogue::Store)?;
         let grid = [tokens as u32, (heads.heads as usize + 2 * KV_HEADS) as u32 / 8, 1];
         launch!(stream, self.rope, grid, 256, 0, [qkv, heads])
     }
@@ -476,6 +456,7 @@ impl Kernels {
         &self,
         stream: &Stream,
         step: u64,
+        tokens: usize,
         splits: usize,
         q: u64,
         keys: Cache,
@@ -484,17 +465,31 @@ impl Kernels {
         partials: Partials,
         heads: usize,
     ) -> Result<()> {
-        let grid = [splits as u32, KV_HEADS as u32, 1];
+        let (function, blocks) = match self.attend_batch(tokens) {
+            Some(function) => (function, CLUSTER),
+            None => (self.attend_split, 1),
+        };
+        let grid = [(blocks * splits) as u32, KV_HEADS as u32, 1];
         let Partials { sums, totals, arrivals } = partials;
         let heads = heads as i32;
         launch!(
             stream,
-            self.attend_split,
+            function,
             grid,
             128,
             SPLIT_RINGS,
             [q, keys, values, out, sums, totals, arrivals, step, heads]
         )
+    }
+
+    /// Attention by clusters, if it serves calls of so many tokens.
+    fn attend_batch(&self, tokens: usize) -> Option<Function> {
+        self.attend_batch.filter(|_| tokens <= CLUSTERED)
+    }
+
+    /// Whether clusters of blocks take the attention of few new tokens, in calls of so many tokens.
+    pub fn clusters(&self, tokens: usize) -> bool {
+        self.attend_batch(tokens).is_some()
     }
 
     /// Queries of one tile of attention of many new tokens.

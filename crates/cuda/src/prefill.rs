@@ -14,7 +14,7 @@ use crate::weights::{Kind, Projection};
 type Result<T> = std::result::Result<T, BackendError>;
 
 /// Tokens of a projection from which on it is this class's.
-pub const MANY: usize = 257;
+pub const MANY: usize = 129;
 /// Queries of one tile of attention.
 pub const QUERIES: usize = 128;
 /// Tokens of one tile of a projection.

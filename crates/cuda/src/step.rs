@@ -9,8 +9,8 @@ use crate::rows::pack_row;
 
 /// Words of the header.
 const HEADER: usize = 16;
-/// Positions of a chunk of split attention.
-const CHUNK: usize = 8 * BLOCK;
+/// Words of a work item of split attention.
+const ITEM: usize = 8;
 /// Query rows of one tile of split attention: tokens x query heads of a KV head.
 const TILE: usize = 16;
 /// A sequence with more new tokens than this is prefill.
@@ -23,14 +23,27 @@ pub struct Tiles {
     pub group: usize,
     /// Queries of one tile of prefill attention.
     pub queries: usize,
+    /// Whether clusters of blocks take a chunk of split attention together.
+    pub clusters: bool,
     /// Answer rows that pass over the head together, at most.
     pub pass: usize,
 }
 
-/// Chunks that attention up to this position is split into: of `CHUNK`, but for the last, which is half as long to
-/// half as long again, since short ones cost as much as long ones.
-fn chunks(last: usize) -> usize {
+/// Chunks that attention up to this position is split into: of `CHUNK` positions, but for the last, which is half as long
+/// to half as long again, since short ones cost as much as long ones.
+fn chunks<const CHUNK: usize>(last: usize) -> usize {
     ((last + 1 + CHUNK / 2) / CHUNK).max(1)
+}
+
+impl Tiles {
+    /// Positions of a chunk of split attention.
+    fn chunk(self) -> usize {
+        if self.clusters { 1024 } else { 256 }
+    }
+
+    fn chunks(self) -> fn(usize) -> usize {
+        if self.clusters { chunks::<1024> } else { chunks::<256> }
+    }
 }
 
 /// Where the header keeps what. The order is that of `enum Step`.
@@ -45,7 +58,6 @@ pub enum Field {
     PositionAt,
     TableAt,
     RowAt,
-    SplitAt,
     FlashAt,
     CopyAt,
     DrawAt,
@@ -82,6 +94,10 @@ impl Step {
         self.set(Field::Rows, batch.rows.len());
         self.set(Field::Copies, self.copies);
 
+        let (group, queries) = (tiles.group, tiles.queries);
+        let cuts = Cuts { few: FEW, tokens: TILE / group, queries, chunks: tiles.chunks() };
+        let items = Attention::of(batch, &cuts);
+        self.words.resize(HEADER + ITEM * items.splits.len(), 0);
         self.place(Field::TokenAt);
         self.words.extend(batch.tokens.iter().map(|input| match *input {
             Input::Token(id) => id,
@@ -90,7 +106,7 @@ impl Step {
         self.place(Field::PositionAt);
         self.words.extend(&batch.positions);
         self.tables(batch);
-        self.attention(batch, tiles);
+        self.attention(batch, tiles, items);
         self.place(Field::CopyAt);
         self.words.extend(batch.copies.iter().flat_map(|&(from, to)| [from, to]));
         self.rows(batch, vocab, tiles.pass)
@@ -116,17 +132,35 @@ impl Step {
         self.words.extend(batch.tables.iter().flatten());
     }
 
-    /// Work items of both attention kernels; the first puts its chunks together itself.
-    fn attention(&mut self, batch: &Batch, tiles: Tiles) {
-        let Tiles { group, queries, .. } = tiles;
-        let cuts = Cuts { few: FEW, tokens: TILE / group, queries, chunks };
-        let Attention { splits, flashes, partials, .. } = Attention::of(batch, &cuts);
-        (self.splits, self.flashes) = (splits.len(), flashes.len());
-        self.partials = partials;
+    /// Work items of both attention kernels; those of split attention, which puts its chunks together itself, have their
+    /// place behind the header.
+    fn attention(&mut self, batch: &Batch, tiles: Tiles, items: Attention) {
+        let Attention { splits, flashes, partials, .. } = items;
+        (self.splits, self.flashes, self.partials) = (splits.len(), flashes.len(), partials);
+        let tables = self.words[Field::TableAt as usize] as usize;
+        for (i, &[first, count, chunk, partial]) in splits.iter().enumerate() {
+            let last = batch.positions[(first + count - 1) as usize];
+            let sequence = batch.offsets.partition_point(|&offset| offset <= first as usize) - 1;
+            let fresh = last + 1 - batch.positions[batch.offsets[sequence]];
+            let (chunks, blocks) = (tiles.chunks()(last as usize) as u32, tiles.chunk() / BLOCK);
+            let end = match chunk + 1 == chunks {
+                true => last as usize / BLOCK + 1,
+                false => (chunk as usize + 1) * blocks,
+            };
+            let item = [
+                first,
+                count | fresh << 16,
+                (chunk as usize * blocks) as u32,
+                end as u32,
+                last,
+                partial,
+                chunk | chunks << 16,
+                self.words[tables + first as usize],
+            ];
+            self.words[HEADER + ITEM * i..][..ITEM].copy_from_slice(&item);
+        }
         self.set(Field::Splits, splits.len());
         self.set(Field::Flashes, flashes.len());
-        self.place(Field::SplitAt);
-        self.words.extend(splits.iter().flatten());
         self.place(Field::FlashAt);
         self.words.extend(flashes.iter().flatten());
     }
@@ -166,27 +200,27 @@ mod tests {
     /// Every query of every sequence is covered once, by chunks that cover its whole context.
     #[test]
     fn attention_covers_every_position_once() {
-        for group in [2, 4, 5, 8] {
+        for (group, clusters) in [(2, false), (4, false), (5, true), (8, true), (2, true)] {
             let mut batch = Batch::default();
             for (count, position) in
-                [(1, 0), (1, 127), (1, 128), (3, 126), (16, 500), (17, 0), (200, 77)]
+                [(1, 0), (1, 127), (1, 128), (3, 126), (16, 500), (1, 1600), (17, 0), (200, 77)]
             {
-                let table: Vec<u32> = (0..40).collect();
+                let table: Vec<u32> = (0..60).collect();
                 batch.push((0..count).map(Input::Token), position, &table);
             }
             let mut step = Step::default();
-            step.build(&batch, 1000, Tiles { group, queries: 128, pass: 8 }).unwrap();
+            step.build(&batch, 1000, Tiles { group, queries: 128, clusters, pass: 8 }).unwrap();
             let mut seen = vec![0; step.tokens];
-            let at = field(&step, Field::SplitAt);
-            for item in step.words[at..at + step.splits * 4].chunks(4) {
-                assert!(item[1] as usize * group <= TILE);
-                for token in item[0]..item[0] + item[1] {
+            let items = &step.words[HEADER..HEADER + step.splits * ITEM];
+            for item in items.chunks(ITEM) {
+                let count = item[1] & 0xffff;
+                assert!(count as usize * group <= TILE);
+                assert_eq!(item[4], batch.positions[(item[0] + count - 1) as usize]);
+                assert_eq!(item[7], step.words[field(&step, Field::TableAt) + item[0] as usize]);
+                for token in item[0]..item[0] + count {
                     let position = batch.positions[token as usize] as usize;
-                    let first = item[2] as usize * CHUNK;
-                    let last = batch.positions[(item[0] + item[1] - 1) as usize] as usize;
-                    let ends = item[2] as usize == chunks(last) - 1;
-                    let most = if ends { usize::MAX } else { CHUNK };
-                    seen[token as usize] += most.min((position + 1).saturating_sub(first));
+                    let (begin, end) = (item[2] as usize * BLOCK, item[3] as usize * BLOCK);
+                    seen[token as usize] += end.min(position + 1).saturating_sub(begin);
                 }
             }
             let at = field(&step, Field::FlashAt);
@@ -200,11 +234,10 @@ mod tests {
 
             // Every partial is written once.
             let mut written = vec![0; step.partials];
-            let at = field(&step, Field::SplitAt);
-            for item in step.words[at..at + step.splits * 4].chunks(4).filter(|i| i[3] != u32::MAX)
-            {
-                for token in 0..item[1] {
-                    written[(item[3] + item[2] * item[1] + token) as usize] += 1;
+            for item in items.chunks(ITEM).filter(|item| item[5] != u32::MAX) {
+                let count = item[1] & 0xffff;
+                for token in 0..count {
+                    written[(item[5] + (item[6] & 0xffff) * count + token) as usize] += 1;
                 }
             }
             assert!(written.iter().all(|&count| count == 1), "{written:?}");
@@ -217,7 +250,7 @@ mod tests {
         batch.push([Input::Token(5), Input::Sampled(2)], 31, &[7, 9]);
         batch.push([Input::Token(6)], 0, &[3]);
         let mut step = Step::default();
-        step.build(&batch, 100, Tiles { group: 2, queries: 64, pass: 8 }).unwrap();
+        step.build(&batch, 100, Tiles { group: 2, queries: 64, clusters: false, pass: 8 }).unwrap();
         let word = |at: usize| step.words[at];
         let table = field(&step, Field::TableAt);
         assert_eq!(word(word(table) as usize), 7);
