@@ -1,4 +1,4 @@
-// RMSNorm of the residual stream of many tokens, to fp16 for the tensor cores; nothing is left to be added to it (norm.cu does that).
+// RMSNorm of the residual stream of many tokens, to fp16 for the tensor cores.
 //
 // Floor: hidden x 6 bytes a token. Small blocks with few registers, so that a multiprocessor has a hundred kilobytes of rows in flight.
 // x fp32 [tokens][hidden], weight fp32 [hidden], out fp16 [tokens][hidden]. Grid: (tokens), 128 threads. hidden at most 5,120.

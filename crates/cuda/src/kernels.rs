@@ -361,7 +361,7 @@ impl Kernels {
         out: u64,
         hidden: usize,
     ) -> Result<()> {
-        if let (Some(prefill), None, 0) = (self.prefill(count), first, parts.count) {
+        if let (Some(prefill), None) = (self.prefill(count), first) {
             return prefill.norm(stream, count, x, weight, out, hidden);
         }
         let quads = hidden.div_ceil(4);
