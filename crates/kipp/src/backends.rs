@@ -40,7 +40,7 @@ pub enum MetalClass {
 /// How a backend is to run.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(
-    not(any(feature = "cuda", all(feature = "metal", target_os = "macos"))),
+    not(all(feature = "metal", target_os = "macos")),
     expect(dead_code, reason = "some fields are a GPU's alone")
 )]
 pub struct Settings {
