@@ -21,7 +21,12 @@ fn kernels() -> Vec<(String, String, usize)> {
     let mut kernels = Vec::new();
     let reports = fs::read_dir(env!("OUT_DIR")).expect("made by build.rs");
     for path in reports.filter_map(|entry| Some(entry.ok()?.path())) {
-        if path.extension().is_none_or(|extension| extension != "txt") {
+        // A build folder that was used before may hold reports of sources that are gone.
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let source = format!("{}/kernels/{name}.cu", env!("CARGO_MANIFEST_DIR"));
+        if path.extension().is_none_or(|extension| extension != "txt")
+            || !Path::new(&source).exists()
+        {
             continue;
         }
         let report = fs::read_to_string(&path).expect("a text");
