@@ -2,12 +2,16 @@
 """kipp and its peers on the same files, in turn: one table of medians, losing rows included.
 
     python3 scripts/peers.py --kipp target/release/kipp --llama-bench PATH --files a.gguf b.gguf --out peers.json
+    python3 scripts/peers.py --kipp target/release/kipp --threads 1,2 --llama-bench gcc=PATH clang=PATH --files a.gguf \
+        --kipp-depth 8192 --kipp-batch 8
     python3 scripts/peers.py --kipp target/release/kipp --backend cuda --files 4b.gguf \
         --vllm-python venv/bin/python --vllm-model DIR --llama-bench PATH
 
-Each round runs every engine once on every file, so that whatever else the machine does meets all of them; the first
-round of an engine on a file is not counted. Peers whose paths are not given are left out. vLLM reads the published
-folder that the file was made from, one --vllm-model for each file, in bf16.
+Each round runs every engine once on every file, so that whatever else the machine does meets all of them; each engine
+runs a test once before the run that counts. Peers whose paths are not given are left out; several builds of llama.cpp
+are told apart by names. What a rate means depends on where the host has put the processors: the record holds what kipp
+measured of the machine beside each of its runs. vLLM reads the published folder that the file was made
+from, one --vllm-model for each file, in bf16.
 """
 
 import argparse
@@ -35,24 +39,40 @@ def numbers(values):
     return ",".join(str(value) for value in values)
 
 
-def kipp(args, file):
-    command = [args.kipp, "bench", file, "--backend", args.backend, "--pp", numbers(args.pp), "--tg", numbers(args.tg)]
-    command += ["--depth", numbers(args.depth), "--reps", "1", "--json"]
-    command += ["--threads", str(args.threads)] if args.threads else []
+def kipp(args, file, threads, pp=None, tg=None, depth=None, batch=(1,)):
+    pp, tg, depth = pp or args.pp, tg or args.tg, depth or args.depth
+    command = [args.kipp, "bench", file, "--backend", args.backend, "--pp", numbers(pp), "--tg", numbers(tg)]
+    command += ["--depth", numbers(depth), "--batch", numbers(batch), "--reps", "1", "--json"]
+    command += ["--threads", str(threads)] if threads else []
     record = json.loads(output_of(command))
+    kept = ["threads", "peak_read_bytes_per_s", "peak_operations_per_s", "instruction_peaks", "handover_s"]
+    args.peaks.append({"file": pathlib.Path(file).name} | {field: record.get(field) for field in kept})
     return {entry["name"]: entry["tokens_per_s"] for entry in record["results"]}
 
 
-def llama(args, file):
-    command = [args.llama_bench, "-m", file, "-p", numbers(args.pp), "-n", numbers(args.tg), "-d", numbers(args.depth)]
-    command += ["-r", "1", "-o", "json", "-ngl", "99" if args.backend == "cuda" else "0"]
-    command += ["-fa", "1"] if args.backend == "cuda" else []
-    command += ["-t", str(args.threads)] if args.threads else []
-    entries = json.loads(output_of(command))
-    return {name_of(e["n_prompt"], e["n_gen"], e["n_depth"]): e["avg_ts"] for e in entries}
+def kipp_alone(args, file, threads):
+    """What peers are not asked for."""
+    rates = {}
+    if args.kipp_depth:
+        rates |= kipp(args, file, threads, pp=args.pp, tg=args.tg, depth=args.kipp_depth)
+    if args.kipp_batch:
+        rates |= kipp(args, file, threads, pp=[0], tg=args.tg, depth=[0], batch=args.kipp_batch)
+    return rates
 
 
-def vllm(args, file):
+def llama(program):
+    def measure(args, file, threads):
+        command = [program, "-m", file, "-p", numbers(args.pp), "-n", numbers(args.tg), "-d", numbers(args.depth)]
+        command += ["-r", "1", "-o", "json", "-ngl", "99" if args.backend == "cuda" else "0"]
+        command += ["-fa", "1"] if args.backend == "cuda" else []
+        command += ["-t", str(threads)] if threads else []
+        entries = json.loads(output_of(command))
+        return {name_of(e["n_prompt"], e["n_gen"], e["n_depth"]): e["avg_ts"] for e in entries}
+
+    return measure
+
+
+def vllm(args, file, _threads):
     model = args.vllm_model[args.files.index(file)]
     worker = [args.vllm_python, __file__, "--worker", json.dumps([model, args.pp, args.tg, args.depth])]
     return json.loads(output_of(worker).splitlines()[-1])
@@ -109,15 +129,17 @@ def main():
     whole = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kipp", required=True)
-    parser.add_argument("--llama-bench")
+    parser.add_argument("--llama-bench", nargs="*", default=[], metavar="[NAME=]PATH")
     parser.add_argument("--vllm-python")
     parser.add_argument("--vllm-model", nargs="*", default=[])
     parser.add_argument("--files", nargs="+", required=True)
     parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=whole, default=[0], help="each of these; 0 is a program's own choice")
     parser.add_argument("--pp", type=whole, default=[512])
     parser.add_argument("--tg", type=whole, default=[32])
     parser.add_argument("--depth", type=whole, default=[0])
+    parser.add_argument("--kipp-depth", type=whole, default=[], help="kipp alone, once, at these depths")
+    parser.add_argument("--kipp-batch", type=whole, default=[], help="kipp alone, once, with so many sequences")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path)
     args = parser.parse_args()
@@ -126,16 +148,24 @@ def main():
     if args.rounds < 1:
         parser.error(f"--rounds: expected 1 or more, found {args.rounds}")
 
+    args.peaks = []
     engines = {"kipp": kipp}
-    engines |= {"llama.cpp": llama} if args.llama_bench else {}
+    for given in args.llama_bench:
+        name, _, program = given.rpartition("=")
+        engines[f"llama.cpp {name}".strip()] = llama(program)
     engines |= {"vLLM": vllm} if args.vllm_python else {}
     rates = {}
-    for counted in range(args.rounds + 1):
-        for file in args.files:
+    runs = [(file, threads) for file in args.files for threads in args.threads]
+    for _ in range(args.rounds):
+        for file, threads in runs:
             for engine, measure in engines.items():
-                for test, rate in measure(args, file).items():
-                    samples = rates.setdefault((file, test), {}).setdefault(engine, [])
-                    samples += [rate] if counted else []
+                for test, rate in measure(args, file, threads).items():
+                    test += f", {threads} threads" if threads else ""
+                    rates.setdefault((file, test), {}).setdefault(engine, []).append(rate)
+    for file, threads in runs:
+        for test, rate in kipp_alone(args, file, threads).items():
+            test += f", {threads} threads" if threads else ""
+            rates.setdefault((file, test), {}).setdefault("kipp", [rate])
     results = [
         {
             "file": pathlib.Path(file).name,
@@ -154,6 +184,7 @@ def main():
             "command": " ".join(["scripts/peers.py", *(pathlib.Path(word).name for word in sys.argv[1:])]),
             "kipp": output_of([args.kipp, "--version"]).strip(),
             "rounds": args.rounds,
+            "peaks": args.peaks,
             "results": results,
         }
         args.out.write_text(json.dumps(record, indent=1) + "\n")

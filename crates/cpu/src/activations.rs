@@ -49,8 +49,10 @@ pub struct Activations {
     pub scales: Shared<f32>,
     /// -8 times the sum of a block's codes: what the offset of q4_0 comes to. `[tile][cols / 32][n]`
     pub offsets: Shared<i32>,
-    /// Sums of a block's codes. `[tile][cols / 32][n]`
+    /// Sums of a block's codes, times their scale. `[tile][cols / 32][n]`
     pub sums: Shared<f32>,
+    /// -(x0 x1 + x2 x3 + ...) of a block's codes, modulo 2^32. `[tile][cols / 32][n]`
+    pub crosses: Shared<i32>,
     /// Inputs a token.
     pub cols: usize,
     /// Largest code: see [`crate::panels::Format::levels`].
@@ -65,6 +67,7 @@ impl Activations {
             scales: Shared::new(tokens * cols.div_ceil(WIDE), BUFFERS)?,
             offsets: Shared::new(tokens * cols.div_ceil(NARROW), BUFFERS)?,
             sums: Shared::new(tokens * cols.div_ceil(NARROW), BUFFERS)?,
+            crosses: Shared::new(tokens * cols.div_ceil(NARROW), BUFFERS)?,
             cols,
             levels,
         })
@@ -128,6 +131,7 @@ pub unsafe fn quantise<S: Simd>(
         let scales = to.scales.at(start * cols.div_ceil(WIDE)).add(lane);
         let offsets = to.offsets.at(start * cols / NARROW).add(lane);
         let sums = to.sums.at(start * cols / NARROW).add(lane);
+        let crosses = to.crosses.at(start * cols / NARROW).add(lane);
         for (block, first) in (0..cols).step_by(WIDE).enumerate() {
             let width = WIDE.min(cols - first);
             let mut most = S::splat(0.0);
@@ -146,7 +150,9 @@ pub unsafe fn quantise<S: Simd>(
                 }
                 let sum: i32 = code.iter().sum();
                 *offsets.add(narrow / NARROW * len) = -8 * sum;
-                *sums.add(narrow / NARROW * len) = sum as f32;
+                *sums.add(narrow / NARROW * len) = sum as f32 * scale;
+                let cross = code.chunks_exact(2).map(|code| code[0] * code[1]);
+                *crosses.add(narrow / NARROW * len) = cross.fold(0, i32::wrapping_sub);
                 for (four, code) in code.chunks_exact(4).enumerate() {
                     let pair = narrow / 2 + four * 2;
                     *codes.add(pair * len) = (code[0] & 0xffff) | (code[2] << 16);

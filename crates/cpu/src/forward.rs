@@ -11,7 +11,7 @@ use crate::activations::{Activations, Rows, Source, Tile, tiles};
 use crate::attention::{Attend, Merge, PARTIAL, ROWS, SCRATCH, SPLIT, Unit};
 use crate::kernels::Kernels;
 use crate::kv::{Append, Kv};
-use crate::matmul::{Product, STREAMS};
+use crate::matmul::{self, Product, STREAMS};
 use crate::memory::{BUFFERS, Shared};
 use crate::packed::{Packed, PackedLayer};
 use crate::panels::Panels;
@@ -80,7 +80,7 @@ impl Buffers {
         let gated = levels(|l| std::slice::from_ref(&l.down));
         let widest = spec.hidden.max(spec.ffn).max(spec.q_width());
         let scratch_len =
-            SCRATCH.max(widest).max(TOKENS * UNIT_PANELS * LANES).next_multiple_of(64);
+            SCRATCH.max(widest).max(matmul::scratch(UNIT_PANELS, TOKENS)).next_multiple_of(64);
         Ok(Buffers {
             x: Shared::new(TOKENS * stride(spec.hidden), BUFFERS)?,
             qkv: Shared::new(TOKENS * stride(qkv_width(spec)), BUFFERS)?,

@@ -31,6 +31,8 @@ pub enum Format {
 /// product bounds every partial sum of a block's dot product, which therefore fits in an i32.
 const WIDE_LEVELS: f32 = 8191.0;
 const WIDE_SUM: f32 = 262_000.0;
+/// Largest code of such a weight: the sum of an activation's and a weight's must fit in an i16.
+const WIDE_MOST: f32 = 32767.0 - WIDE_LEVELS;
 
 impl Format {
     /// The format of a stored matrix.
@@ -49,8 +51,8 @@ impl Format {
     pub fn levels(self) -> f32 {
         match self {
             Format::Wide => WIDE_LEVELS,
-            // 32 products of a byte with an i16: below 2^27.
-            Format::Q8 | Format::Q41 | Format::Q40 | Format::K8 => 32767.0,
+            // 32 products of a byte with an i16: below 2^27. The sum with a byte must fit in an i16.
+            Format::Q8 | Format::Q41 | Format::Q40 | Format::K8 => 32767.0 - 128.0,
         }
     }
 
@@ -255,7 +257,7 @@ unsafe fn pack_wide<S: Simd, const HALF: bool>(
                 total = S::add(total, x);
                 most = S::max(most, x);
             }
-            let needed = (S::sum(total) / WIDE_SUM).max(S::largest(most) / 32767.0);
+            let needed = (S::sum(total) / WIDE_SUM).max(S::largest(most) / WIDE_MOST);
             if needed < 1e-36 {
                 continue; // Nothing but zeros, as far as f32 can tell: the codes stay zero.
             }

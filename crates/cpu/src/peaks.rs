@@ -1,7 +1,9 @@
 //! What this machine can do at most: the figures that the backend's speed is held against.
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use engine::BackendError;
 
@@ -69,6 +71,49 @@ pub fn instructions(threads: usize) -> Result<Vec<(&'static str, f64)>, BackendE
     Ok(rates)
 }
 
+/// Seconds until one thread sees what another wrote to a cache line: half of the quickest round trips. What a barrier
+/// costs at least, and on virtual machines a sign of where the host has put the processors.
+pub fn handover() -> Result<f64, BackendError> {
+    /// Round trips that are timed together.
+    const TRIPS: u32 = 100;
+    const LONGEST: Duration = Duration::from_millis(20);
+    let ball = AtomicU32::new(0);
+    let quickest = Mutex::new(f64::INFINITY);
+    Pool::new(2)?.run(&|thread, _| {
+        let pass = |from: u32| {
+            while ball.load(SeqCst) != from {
+                if ball.load(SeqCst) == u32::MAX {
+                    return false;
+                }
+                std::hint::spin_loop();
+            }
+            ball.store(from + 1, SeqCst);
+            true
+        };
+        if thread == 1 {
+            (0..).step_by(2).all(|trip| pass(trip + 1));
+            return;
+        }
+        let started = Instant::now();
+        let mut best = f64::INFINITY;
+        let mut trips = (0..).step_by(2);
+        while started.elapsed() < LONGEST {
+            let start = Instant::now();
+            for trip in trips.by_ref().take(TRIPS as usize) {
+                pass(trip);
+            }
+            best = best.min(start.elapsed().as_secs_f64() / f64::from(2 * TRIPS));
+        }
+        // Only once the other has answered, which would otherwise hide it.
+        while ball.load(SeqCst) % 2 == 1 {
+            std::hint::spin_loop();
+        }
+        ball.store(u32::MAX, SeqCst);
+        *quickest.lock().unwrap_or_else(PoisonError::into_inner) = best;
+    })?;
+    Ok(quickest.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
 fn best_of(times: usize, mut run: impl FnMut() -> Result<(), Panicked>) -> Result<f64, Panicked> {
     let mut best = f64::INFINITY;
     for _ in 0..times {
@@ -114,7 +159,7 @@ pub unsafe fn dot_peak<S: Simd>(rounds: usize) -> i32 {
         let w = S::splat_i(black_box(0x0003_0005));
         let mut sums = [S::splat_i(0); CHAINS];
         for _ in 0..rounds {
-            let a = black_box(7);
+            let a = S::splat_i(black_box(7));
             for sum in &mut sums {
                 *sum = S::dot(*sum, w, a);
             }
@@ -126,5 +171,15 @@ pub unsafe fn dot_peak<S: Simd>(rounds: usize) -> i32 {
             total = lanes.iter().fold(total, |a, b| a.wrapping_add(*b));
         }
         total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// On whatever machine, loaded or not.
+    #[test]
+    fn a_line_passes_between_threads_in_more_than_no_time() {
+        let seconds = super::handover().expect("two threads");
+        assert!(seconds > 1e-9 && seconds < 1.0, "{seconds}");
     }
 }

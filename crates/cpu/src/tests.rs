@@ -7,10 +7,10 @@ use model::{Matrix, TensorType};
 
 use crate::activations::{Activations, Rows, Source, Tile, tiles};
 use crate::kernels::Kernels;
-use crate::matmul::Product;
+use crate::matmul::{self, Product};
 use crate::memory::Shared;
 use crate::panels::{Format, Panels};
-use crate::simd::{Class, LANES};
+use crate::simd::Class;
 
 /// Random numbers.
 struct Dice(u64, u32);
@@ -82,7 +82,10 @@ fn multiply(kernels: &Kernels, matrix: &Matrix, x: &[f32], add: f32, unit: usize
     let mut cut = Vec::new();
     tiles(tokens, kernels.tile_tokens, &mut cut);
     let mut out = vec![add; tokens * rows];
-    let mut scratch = vec![0.0; cols.max(tokens * unit * LANES)];
+    let len = cols.max(matmul::scratch(unit, tokens));
+    let memory = Shared::<f32>::new(len, "a test").expect("memory");
+    // SAFETY: the memory's elements, which nothing else uses.
+    let scratch = unsafe { std::slice::from_raw_parts_mut(memory.at(0), len) };
     let source = Source { rows: Rows::Plain(x.as_ptr()), stride: cols };
     // SAFETY: the class is this machine's, everything has these shapes, and there is one thread.
     unsafe {
@@ -105,7 +108,7 @@ fn multiply(kernels: &Kernels, matrix: &Matrix, x: &[f32], add: f32, unit: usize
         };
         for first in (0..weights.panels()).step_by(unit) {
             let count = unit.min(weights.panels() - first);
-            (kernels.product)(&product, first, count, &mut scratch);
+            (kernels.product)(&product, first, count, scratch);
         }
     }
     out

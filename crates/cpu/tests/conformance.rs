@@ -77,6 +77,11 @@ fn foreign_types() {
 }
 
 #[test]
+fn avx512_winograd() {
+    class_passes(Class::Avx512Winograd);
+}
+
+#[test]
 fn avx512() {
     class_passes(Class::Avx512);
 }

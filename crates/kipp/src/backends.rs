@@ -79,6 +79,8 @@ pub struct Peaks {
     pub operations: Option<f64>,
     /// The same for all instructions that it could have used, by name.
     pub instructions: BTreeMap<String, f64>,
+    /// Seconds until one thread sees what another wrote, where several compute.
+    pub handover: Option<f64>,
 }
 
 impl BackendName {
@@ -161,6 +163,7 @@ impl BackendName {
                     read: Some(peaks.read),
                     operations: Some(peaks.dot),
                     instructions: instructions.collect(),
+                    handover: if threads > 1 { Some(cpu::peaks::handover()?) } else { None },
                 })
             }
             BackendName::Cuda | BackendName::Metal | BackendName::Oracle => Ok(Peaks::default()),

@@ -37,16 +37,21 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { [_mm256_set1_epi32(x); 2] }
     }
     #[inline(always)]
-    unsafe fn dot(acc: [__m256i; 2], w: [__m256i; 2], a: i32) -> [__m256i; 2] {
-        unsafe {
-            let a = _mm256_set1_epi32(a);
-            if VNNI {
-                [accumulate(acc[0], w[0], a), accumulate(acc[1], w[1], a)]
-            } else {
-                let products = [_mm256_madd_epi16(w[0], a), _mm256_madd_epi16(w[1], a)];
-                [_mm256_add_epi32(acc[0], products[0]), _mm256_add_epi32(acc[1], products[1])]
-            }
+    unsafe fn dot(acc: [__m256i; 2], a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        if VNNI {
+            both!(accumulate; acc, a, b)
+        } else {
+            let products = both!(_mm256_madd_epi16; a, b);
+            both!(_mm256_add_epi32; acc, products)
         }
+    }
+    #[inline(always)]
+    unsafe fn add_pairs(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        both!(_mm256_add_epi16; a, b)
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        both!(_mm256_sub_epi32; a, b)
     }
     #[inline(always)]
     unsafe fn even_bytes(x: [__m256i; 2]) -> [__m256i; 2] {

@@ -15,6 +15,7 @@ mod portable;
 use engine::BackendError;
 
 use crate::kernels::Kernels;
+use crate::matmul::block::{Block, fewer_products, products};
 
 /// Lanes of every vector, and so rows of a panel.
 pub const LANES: usize = 16;
@@ -33,19 +34,43 @@ pub trait Simd: Copy {
     const TILE: (usize, usize);
     /// How many panels of one or two tokens' products are read side by side.
     const STREAMS: usize;
+    /// Whether vectors are added beside being multiplied, and not instead.
+    const WINOGRAD: bool = false;
 
     /// Asks for a cache line that will be needed; any address will do.
     unsafe fn prefetch(at: *const i32);
     unsafe fn load(from: *const i32) -> Self::I;
     unsafe fn splat_i(x: i32) -> Self::I;
-    /// acc + w.0 * a.0 + w.1 * a.1 for the i16 pairs of each lane; exact unless it overflows.
-    unsafe fn dot(acc: Self::I, w: Self::I, a: i32) -> Self::I;
+    /// acc + a.0 * b.0 + a.1 * b.1 for the i16 pairs of each lane; what overflows wraps around.
+    unsafe fn dot(acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// a + b of i16; what overflows wraps around.
+    unsafe fn add_pairs(a: Self::I, b: Self::I) -> Self::I;
+    /// a - b of i32; what overflows wraps around.
+    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
     /// Bytes 0 and 2 of each lane as a pair of i16.
     unsafe fn even_bytes(x: Self::I) -> Self::I;
     /// Bytes 1 and 3 of each lane as a pair of i16.
     unsafe fn odd_bytes(x: Self::I) -> Self::I;
     /// Nibble `N` (0 to 3) of both 16-bit halves of each lane, as a pair of i16.
     unsafe fn nibbles<const N: u32>(x: Self::I) -> Self::I;
+    /// [`products`] of a block; a class may know a faster way.
+    #[inline(always)]
+    unsafe fn products<const P: usize, const T: usize>(
+        total: &mut [[Self::F; T]; P],
+        block: &Block<P>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { products::<Self, P, T>(total, block) }
+    }
+    /// [`fewer_products`] of a block; a class may know a faster way.
+    #[inline(always)]
+    unsafe fn fewer_products<const P: usize, const T: usize>(
+        total: &mut [[Self::F; T]; P],
+        block: &Block<P>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { fewer_products::<Self, P, T>(total, block) }
+    }
     unsafe fn to_f32(x: Self::I) -> Self::F;
     /// Rounds to the nearest integer, ties to even.
     unsafe fn to_i32(x: Self::F) -> Self::I;
@@ -139,6 +164,8 @@ pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
 /// An instruction class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
+    /// AVX-512 with VNNI, for processors that add vectors beside multiplying them: AMD's.
+    Avx512Winograd,
     /// AVX-512 with VNNI.
     Avx512,
     /// AVX2 with FMA, F16C and AVX-VNNI.
@@ -154,7 +181,17 @@ pub enum Class {
 impl Class {
     /// The classes that this machine can run, best first.
     pub fn available() -> Vec<Class> {
-        let all = [Class::Avx512, Class::Avx2Vnni, Class::Avx2, Class::Neon, Class::Portable];
+        let mut all = [
+            Class::Avx512Winograd,
+            Class::Avx512,
+            Class::Avx2Vnni,
+            Class::Avx2,
+            Class::Neon,
+            Class::Portable,
+        ];
+        if !adds_beside_multiplying() {
+            all.swap(0, 1);
+        }
         all.into_iter().filter(|class| class.kernels().is_some()).collect()
     }
 
@@ -173,10 +210,9 @@ impl Class {
     pub(crate) fn kernels(self) -> Option<&'static Kernels> {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Class::Avx512 => (is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vnni"))
-            .then_some(&avx512::KERNELS),
+            Class::Avx512Winograd => avx512_detected().then_some(&avx512::winograd::KERNELS),
+            #[cfg(target_arch = "x86_64")]
+            Class::Avx512 => avx512_detected().then_some(&avx512::plain::KERNELS),
             #[cfg(target_arch = "x86_64")]
             Class::Avx2Vnni => (avx2_detected() && is_x86_feature_detected!("avxvnni"))
                 .then_some(&avx2::vnni::KERNELS),
@@ -189,6 +225,24 @@ impl Class {
             _ => None,
         }
     }
+}
+
+/// Whether the processor's vector units that add outnumber those that multiply.
+fn adds_beside_multiplying() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let vendor = std::arch::x86_64::__cpuid(0);
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == *b"AuthenticAMD"
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+#[cfg(target_arch = "x86_64")]
+fn avx512_detected() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vnni")
 }
 
 #[cfg(target_arch = "x86_64")]

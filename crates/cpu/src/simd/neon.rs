@@ -47,15 +47,25 @@ impl Simd for Neon {
         unsafe { [vdupq_n_s32(x); 4] }
     }
     #[inline(always)]
-    unsafe fn dot(acc: [int32x4_t; 4], w: [int32x4_t; 4], a: i32) -> [int32x4_t; 4] {
-        let a = unsafe { vreinterpretq_s16_s32(vdupq_n_s32(a)) };
-        let products = |w: int32x4_t| unsafe {
-            let w = vreinterpretq_s16_s32(w);
-            let low = vmull_s16(vget_low_s16(w), vget_low_s16(a));
-            vpaddq_s32(low, vmull_high_s16(w, a))
+    unsafe fn dot(acc: [int32x4_t; 4], a: [int32x4_t; 4], b: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        let products = |a, b| unsafe {
+            let (a, b) = (vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b));
+            let low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
+            vpaddq_s32(low, vmull_high_s16(a, b))
         };
-        let products = each!(products; w);
+        let products = each!(products; a, b);
         each!(vaddq_s32; acc, products)
+    }
+    #[inline(always)]
+    unsafe fn add_pairs(a: [int32x4_t; 4], b: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        let add = |a, b| unsafe {
+            vreinterpretq_s32_s16(vaddq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)))
+        };
+        each!(add; a, b)
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: [int32x4_t; 4], b: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        each!(vsubq_s32; a, b)
     }
     #[inline(always)]
     unsafe fn even_bytes(x: [int32x4_t; 4]) -> [int32x4_t; 4] {

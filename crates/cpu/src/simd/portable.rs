@@ -43,11 +43,18 @@ impl Simd for Portable {
         [x; LANES]
     }
     #[inline(always)]
-    unsafe fn dot(acc: [i32; LANES], w: [i32; LANES], a: i32) -> [i32; LANES] {
-        let (low, high) = (i32::from(a as i16), a >> 16);
-        zip(acc, w, |acc, w| {
-            acc.wrapping_add(i32::from(w as i16) * low).wrapping_add((w >> 16) * high)
-        })
+    unsafe fn dot(acc: [i32; LANES], a: [i32; LANES], b: [i32; LANES]) -> [i32; LANES] {
+        let low = zip(a, b, |a, b| i32::from(a as i16) * i32::from(b as i16));
+        let high = zip(a, b, |a, b| (a >> 16) * (b >> 16));
+        zip(acc, zip(low, high, i32::wrapping_add), i32::wrapping_add)
+    }
+    #[inline(always)]
+    unsafe fn add_pairs(a: [i32; LANES], b: [i32; LANES]) -> [i32; LANES] {
+        zip(a, b, |a, b| pair(a.wrapping_add(b), (a >> 16).wrapping_add(b >> 16)))
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: [i32; LANES], b: [i32; LANES]) -> [i32; LANES] {
+        zip(a, b, i32::wrapping_sub)
     }
     #[inline(always)]
     unsafe fn even_bytes(x: [i32; LANES]) -> [i32; LANES] {

@@ -103,6 +103,7 @@ fn measure(args: &Args) -> Result<Record> {
         peak_read_bytes_per_s: peaks.read,
         peak_operations_per_s: peaks.operations,
         instruction_peaks: peaks.instructions.clone(),
+        handover_s: peaks.handover,
         results: Vec::new(),
     };
     let mut table = record.heading();

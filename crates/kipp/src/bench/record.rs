@@ -30,6 +30,9 @@ pub struct Record {
     /// Operations a second of instructions that matrix products could be made of.
     #[serde(default)]
     pub instruction_peaks: BTreeMap<String, f64>,
+    /// Seconds until one thread sees what another wrote.
+    #[serde(default)]
+    pub handover_s: Option<f64>,
     pub results: Vec<Entry>,
 }
 
@@ -97,6 +100,7 @@ impl Record {
         );
         let instructions = self.instruction_peaks.iter();
         peaks.extend(instructions.map(|(name, x)| format!("{name} {:.1} GOP/s", x / 1e9)));
+        peaks.extend(self.handover_s.map(|x| format!("core to core {:.0} ns", x * 1e9)));
         let peaks = match peaks.is_empty() {
             true => String::new(),
             false => format!("peaks: {}\n", peaks.join(", ")),

@@ -1,20 +1,26 @@
 //! AVX-512: one register holds the sixteen lanes.
+//!
+//! AMD's processors have four vector units that add, of which two multiply; Intel's have two that do both.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::Simd;
+use crate::matmul::block::{Block, fewer_products, products};
+
+mod block;
 
 #[derive(Clone, Copy)]
-pub struct Avx512;
+pub struct Avx512<const WINOGRAD: bool>;
 
 // SAFETY (all blocks): the trait's contract: the features are there and pointers hold 16 lanes.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "said once above")]
-impl Simd for Avx512 {
+impl<const WINOGRAD: bool> Simd for Avx512<WINOGRAD> {
     type I = __m512i;
     type F = __m512;
     const TILE: (usize, usize) = (2, 12);
     const STREAMS: usize = 4;
+    const WINOGRAD: bool = WINOGRAD;
 
     #[inline(always)]
     unsafe fn prefetch(at: *const i32) {
@@ -32,18 +38,53 @@ impl Simd for Avx512 {
     /// which shortens a chain of them and halves the throughput of many.
     #[inline]
     #[target_feature(enable = "avx512f,avx512vnni")]
-    unsafe fn dot(acc: __m512i, w: __m512i, a: i32) -> __m512i {
-        let (mut acc, a) = (acc, _mm512_set1_epi32(a));
+    unsafe fn dot(mut acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
         unsafe {
             asm!(
-                "vpdpwssd {acc}, {w}, {a}",
+                "vpdpwssd {acc}, {a}, {b}",
                 acc = inout(zmm_reg) acc,
-                w = in(zmm_reg) w,
                 a = in(zmm_reg) a,
+                b = in(zmm_reg) b,
                 options(pure, nomem, nostack, preserves_flags)
             );
         }
         acc
+    }
+    #[inline(always)]
+    unsafe fn add_pairs(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi16(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn products<const P: usize, const T: usize>(
+        total: &mut [[__m512; T]; P],
+        block: &Block<P>,
+    ) {
+        let at = std::ptr::from_mut(total);
+        unsafe {
+            match (P, T) {
+                (2, 12) => block::plain_by_twelve(&mut *at.cast(), &block.two()),
+                (2, 8) => block::plain_by_eight(&mut *at.cast(), &block.two()),
+                _ => products::<Self, P, T>(total, block),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn fewer_products<const P: usize, const T: usize>(
+        total: &mut [[__m512; T]; P],
+        block: &Block<P>,
+    ) {
+        let at = std::ptr::from_mut(total);
+        unsafe {
+            match (P, T) {
+                (2, 12) => block::winograd_by_twelve(&mut *at.cast(), &block.two()),
+                (2, 8) => block::winograd_by_eight(&mut *at.cast(), &block.two()),
+                _ => fewer_products::<Self, P, T>(total, block),
+            }
+        }
     }
     #[inline(always)]
     unsafe fn even_bytes(x: __m512i) -> __m512i {
@@ -159,4 +200,14 @@ impl Simd for Avx512 {
     }
 }
 
-crate::kernels::kernels!(Avx512, "avx512f,avx512bw,avx512vnni,avx512vl,avx512dq,avx2,fma,f16c");
+/// Plain products.
+pub mod plain {
+    type Class = super::Avx512<false>;
+    crate::kernels::kernels!(Class, "avx512f,avx512bw,avx512vnni,avx512vl,avx512dq,avx2,fma,f16c");
+}
+
+/// Products with fewer multiplications.
+pub mod winograd {
+    type Class = super::Avx512<true>;
+    crate::kernels::kernels!(Class, "avx512f,avx512bw,avx512vnni,avx512vl,avx512dq,avx2,fma,f16c");
+}
