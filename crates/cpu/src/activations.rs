@@ -143,21 +143,28 @@ pub unsafe fn quantise<S: Simd>(
             let inverse = S::splat(if most > 0.0 { to.levels / most } else { 0.0 });
             *scales.add(block * len) = scale;
             for narrow in (first..first + width).step_by(NARROW) {
-                let mut code = [0i32; NARROW];
+                let mut codes = codes.add(narrow / 2 * len);
+                let (mut sum, mut cross) = (S::splat(0.0), 0i32);
                 for i in [0, LANES] {
                     let x = S::mul(S::load_f32(row.add(narrow + i)), inverse);
-                    S::store_i(S::to_i32(x), code.as_mut_ptr().add(i));
+                    let code = S::to_i32(x);
+                    // Exact, as everything below 2^24.
+                    sum = S::add(sum, S::to_f32(code));
+                    let mut pairs = [0i32; LANES];
+                    S::store_i(S::pairs(code), pairs.as_mut_ptr());
+                    for four in pairs.chunks_exact(4) {
+                        let (even, odd) = (four[0], four[1]);
+                        *codes = even;
+                        *codes.add(len) = odd;
+                        codes = codes.add(2 * len);
+                        let low = i32::from(even as i16) * i32::from(odd as i16);
+                        cross = cross.wrapping_sub(low).wrapping_sub((even >> 16) * (odd >> 16));
+                    }
                 }
-                let sum: i32 = code.iter().sum();
-                *offsets.add(narrow / NARROW * len) = -8 * sum;
-                *sums.add(narrow / NARROW * len) = sum as f32 * scale;
-                let cross = code.chunks_exact(2).map(|code| code[0] * code[1]);
-                *crosses.add(narrow / NARROW * len) = cross.fold(0, i32::wrapping_sub);
-                for (four, code) in code.chunks_exact(4).enumerate() {
-                    let pair = narrow / 2 + four * 2;
-                    *codes.add(pair * len) = (code[0] & 0xffff) | (code[2] << 16);
-                    *codes.add((pair + 1) * len) = (code[1] & 0xffff) | (code[3] << 16);
-                }
+                let sum = S::sum(sum);
+                *offsets.add(narrow / NARROW * len) = (-8.0 * sum) as i32;
+                *sums.add(narrow / NARROW * len) = sum * scale;
+                *crosses.add(narrow / NARROW * len) = cross;
             }
         }
     }

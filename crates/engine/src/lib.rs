@@ -13,6 +13,7 @@ mod load;
 pub mod oracle;
 pub mod perplexity;
 pub mod philox;
+mod reductions;
 pub mod request;
 pub mod rope;
 pub mod sampling;

@@ -12,6 +12,7 @@ use model::Variant;
 
 use crate::batch::{Answer, Choice, Want, allows};
 use crate::philox::{philox, unit};
+use crate::reductions::{all_finite, largest, log_sum_exp};
 
 /// Temperatures below this draw the most probable token: dividing by them would overflow.
 pub const COLD: f32 = 1e-4;
@@ -142,7 +143,7 @@ impl Sampler {
     pub fn answer(&mut self, want: &Want, logits: &[f32]) -> Answer {
         let sample = match want {
             Want::Logits => return Answer::Logits(logits.to_vec()),
-            _ if logits.iter().any(|l| !l.is_finite()) => return Answer::NotFinite,
+            _ if !all_finite(logits) => return Answer::NotFinite,
             &Want::Score { target, top } => {
                 let log_sum = log_sum_exp(logits);
                 return Answer::Choice(Choice {
@@ -278,21 +279,9 @@ fn by_rank(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
 
 /// The largest logit and the lowest id that has it; `None` if all are minus infinity.
 pub fn argmax(logits: &[f32]) -> Option<(u32, f32)> {
-    let mut best = None;
-    let mut max = f32::NEG_INFINITY;
-    for (token, &logit) in (0..).zip(logits) {
-        if logit > max {
-            (best, max) = (Some(token), logit);
-        }
-    }
-    best.map(|token| (token, max))
-}
-
-/// ln(sum(exp(logits))), summed in f64.
-fn log_sum_exp(logits: &[f32]) -> f32 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&l| f64::from((l - max).exp())).sum();
-    max + sum.ln() as f32
+    let max = largest(logits);
+    let best = logits.iter().position(|&logit| logit == max && max > f32::NEG_INFINITY)?;
+    Some((best as u32, max))
 }
 
 /// Keeps the `n` best candidates, sorted.

@@ -11,6 +11,8 @@ pub struct Block<const P: usize> {
     pub factors: [*const f32; P],
     /// Codes, `[groups][2][T]`.
     pub inputs: *const i32,
+    /// Bytes from here to what is multiplied after this tile's part of the inputs.
+    pub ahead: usize,
     /// Scale of each token.
     pub scales: *const f32,
     /// -(x0 x1 + x2 x3 + ...) of each token.
@@ -26,6 +28,7 @@ impl<const P: usize> Block<P> {
             weights: [self.weights[0], self.weights[P - 1]],
             factors: [self.factors[0], self.factors[P - 1]],
             inputs: self.inputs,
+            ahead: self.ahead,
             scales: self.scales,
             crosses: self.crosses,
             groups: self.groups,

@@ -242,6 +242,7 @@ unsafe fn one_tile<S: Simd, const P: usize, const T: usize>(panels: &Unpacked<'_
             weights: [std::ptr::null(); P],
             factors: [std::ptr::null(); P],
             inputs: x.codes.at(token * cols / 2).add(start / 2 * T),
+            ahead: 2 * cols * T,
             scales: x.scales.at(token * cols.div_ceil(WIDE)).add(start / WIDE * T),
             crosses,
             groups: 0,

@@ -63,6 +63,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         both!(_mm256_srai_epi16::<8>; x)
     }
     #[inline(always)]
+    unsafe fn pairs(x: [__m256i; 2]) -> [__m256i; 2] {
+        let behind = both!(_mm256_shuffle_epi32::<0b11_10_11_10>; x);
+        let behind = both!(_mm256_slli_epi32::<16>; behind);
+        both!(_mm256_blend_epi16::<0b1010_1010>; x, behind)
+    }
+    #[inline(always)]
     unsafe fn nibbles<const N: u32>(x: [__m256i; 2]) -> [__m256i; 2] {
         let shifted = match N {
             0 => x,

@@ -51,6 +51,8 @@ pub trait Simd: Copy {
     unsafe fn even_bytes(x: Self::I) -> Self::I;
     /// Bytes 1 and 3 of each lane as a pair of i16.
     unsafe fn odd_bytes(x: Self::I) -> Self::I;
+    /// Of every four lanes, whose numbers fit in an i16: the pairs (0, 2) and (1, 3) in lanes 0 and 1, and anything behind.
+    unsafe fn pairs(x: Self::I) -> Self::I;
     /// Nibble `N` (0 to 3) of both 16-bit halves of each lane, as a pair of i16.
     unsafe fn nibbles<const N: u32>(x: Self::I) -> Self::I;
     /// [`products`] of a block; a class may know a faster way.

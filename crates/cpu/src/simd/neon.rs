@@ -80,6 +80,11 @@ impl Simd for Neon {
         each!(odd; x)
     }
     #[inline(always)]
+    unsafe fn pairs(x: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        let pairs = |x| unsafe { vsliq_n_s32::<16>(x, vextq_s32::<2>(x, x)) };
+        each!(pairs; x)
+    }
+    #[inline(always)]
     unsafe fn nibbles<const N: u32>(x: [int32x4_t; 4]) -> [int32x4_t; 4] {
         let shifted = |x| unsafe {
             let x = vreinterpretq_u16_s32(x);

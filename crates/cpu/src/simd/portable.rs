@@ -65,6 +65,10 @@ impl Simd for Portable {
         map(x, |x| pair(i32::from((x >> 8) as i8), i32::from((x >> 24) as i8)))
     }
     #[inline(always)]
+    unsafe fn pairs(x: [i32; LANES]) -> [i32; LANES] {
+        std::array::from_fn(|i| pair(x[i], x[(i + 2) % LANES]))
+    }
+    #[inline(always)]
     unsafe fn nibbles<const N: u32>(x: [i32; LANES]) -> [i32; LANES] {
         map(x, |x| (x >> (4 * N)) & 0x000f_000f)
     }

@@ -84,6 +84,8 @@ macro_rules! two_panels {
                     $(token!(group $way $tokens $t $a $b),)*
                     "add {v}, 128",
                     "add {w}, 128",
+                    "prefetcht0 [{x} + {ahead}]",
+                    "prefetcht0 [{x} + {ahead} + 64]",
                     concat!("add {x}, 8*", $tokens),
                     "dec {groups}",
                     "jnz 2b",
@@ -95,6 +97,7 @@ macro_rules! two_panels {
                     e = in(reg) block.factors[0],
                     f = in(reg) block.factors[1],
                     x = inout(reg) block.inputs => _,
+                    ahead = in(reg) block.ahead,
                     crosses = in(reg) block.crosses,
                     groups = inout(reg) block.groups => _,
                     scales = in(reg) block.scales,

@@ -95,6 +95,13 @@ impl<const WINOGRAD: bool> Simd for Avx512<WINOGRAD> {
         unsafe { _mm512_srai_epi16::<8>(x) }
     }
     #[inline(always)]
+    unsafe fn pairs(x: __m512i) -> __m512i {
+        unsafe {
+            let behind = _mm512_shuffle_epi32::<0b11_10_11_10>(x);
+            _mm512_mask_blend_epi16(0xaaaa_aaaa, x, _mm512_slli_epi32::<16>(behind))
+        }
+    }
+    #[inline(always)]
     unsafe fn nibbles<const N: u32>(x: __m512i) -> __m512i {
         unsafe {
             match N {
