@@ -15,7 +15,8 @@
 //! (`vpdpwssd`) is as fast as the one of bf16 (`vdpbf16ps`) and half as fast as the quadruple one of bytes
 //! (`vpdpbusd`): bf16 weights lose nothing, quantised ones half of the peak in prefill and nothing in decode,
 //! which waits for memory. Codes of bf16 weights use up to 15 bits, so that no partial sum overflows; an i32
-//! holds any block of any scheme (`panels`).
+//! holds any block of any scheme (`panels`). Where a processor adds vectors beside multiplying them, prompts get more products
+//! than its multipliers could give, and the same integers (`matmul`).
 //!
 //! # Layout
 //!
