@@ -1,4 +1,4 @@
-// The decode kernel's attention (decode.cu): one KV head over a part of the context, and the merging of parts.
+// The decode kernel's attention (decode.cuh): one KV head over a part of the context, and the merging of parts.
 //
 // A warp takes half a KV block, 16 positions, at a time. The query heads of the KV head are rows 0-7 of the A operand as
 // their high fp16 parts, rows 8-15 as the low ones; keys and values are B. A slot of the ring holds a block's keys, then its
@@ -11,7 +11,6 @@
 #if HOPPER
 
 constexpr int HALF = BLOCK / 2;
-constexpr int MAX_GROUP = 8;  // query heads of a KV head
 
 // One KV head's part of the attention: which blocks of the context, and whether the last of them takes the new position,
 // whose key and value arrive in the posted q, k, v and are appended to the cache.
@@ -23,9 +22,10 @@ struct Part {
 };
 
 // What attention keeps in shared memory, where the vectors of the products lie in other phases.
+template <int MATES>  // query heads of a KV head
 struct AttentionMemory {
-    float outputs[CONSUMERS][MAX_GROUP][PARTIAL];
-    __align__(16) __half queries[2][MAX_GROUP][HEAD];  // high and low parts
+    float outputs[CONSUMERS][MATES][PARTIAL];
+    __align__(16) __half queries[2][MATES][HEAD];  // high and low parts
     __align__(16) __half fresh[2][HEAD];               // the new key and value: fp16, or bytes
     float fresh_scale[2];
 };
@@ -36,16 +36,24 @@ __device__ __forceinline__ float cached(float x) {
 }
 
 // Norms, rotates and scales the queries, norms and rotates the new key, all into shared memory; appends key and value.
-template <Kv KIND>
-__device__ __forceinline__ void prepare_heads(const Consumer& c, const DecodeArgs& args, const Part& part, int group, uint32_t tag,
-                                              const float* q_norm, const float* k_norm, AttentionMemory& m) {
+template <Kv KIND, int MATES>
+__device__ __forceinline__ void prepare_heads(const Consumer& c, const Part& part, const Source& qkv, const float* q_norm,
+                                              const float* k_norm, AttentionMemory<MATES>& m) {
+    constexpr int group = MATES;
     const float4 rotation = reinterpret_cast<const float4*>(c.rotations)[c.lane];  // cos, sin of two pairs
-    const float* qkv = args.scratch + args.qkv;
+    float2 na, nb;
+    auto fetch_norm = [&](int i) {
+        const float2* norm = reinterpret_cast<const float2*>(i < group ? q_norm : k_norm) + c.lane;
+        na = __ldg(norm), nb = __ldg(norm + 32);
+    };
+    fetch_norm(c.warp);
+    c.await(qkv.counter, qkv.arrivals);
+#pragma unroll 1
     for (int i = c.warp; i < group + 2; i += CONSUMERS) {
-        const float* from = i < group ? qkv + (part.head * group + i) * HEAD
-                                      : qkv + (args.heads + (i - group) * KV_HEADS + part.head) * HEAD;
-        const float2* norm = reinterpret_cast<const float2*>(i < group ? q_norm : k_norm);
-        float2 na = __ldg(norm + c.lane), nb = __ldg(norm + c.lane + 32), a, b;
+        const float* from = qkv.posted + (i < group ? part.head * group + i : (MATES + i - group) * KV_HEADS + part.head) * HEAD;
+        const uint32_t tag = qkv.tag;
+        float2 a, b;
+        if (i != c.warp) fetch_norm(i);
         Patience patience;
         for (;;) {
             load_posted(a, from + 2 * c.lane), load_posted(b, from + 64 + 2 * c.lane);
@@ -69,12 +77,12 @@ __device__ __forceinline__ void prepare_heads(const Consumer& c, const DecodeArg
             continue;
         }
         const int which = i - group;
-        const Cache& cache = which ? part.values : part.keys;
+        uint8_t* const values = which ? part.values.values : part.keys.values;
         if constexpr (KIND == KV_BF16) {
             auto* to = reinterpret_cast<uint32_t*>(m.fresh[which]) + c.lane;
             to[0] = pack(cached(a.x), cached(a.y)), to[32] = pack(cached(b.x), cached(b.y));
             if (part.tail) {
-                auto* cell = reinterpret_cast<uint32_t*>(cache.values) + part.row * (HEAD / 2) + c.lane;
+                auto* cell = reinterpret_cast<uint32_t*>(values) + part.row * (HEAD / 2) + c.lane;
                 cell[0] = to[0], cell[32] = to[32];
             }
         } else {
@@ -85,9 +93,9 @@ __device__ __forceinline__ void prepare_heads(const Consumer& c, const DecodeArg
             to[32] = make_char2(__float2int_rn(b.x * inverse), __float2int_rn(b.y * inverse));
             if (c.lane == 0) m.fresh_scale[which] = scale;
             if (part.tail) {
-                auto* cell = reinterpret_cast<char2*>(cache.values) + part.row * (HEAD / 2) + c.lane;
+                auto* cell = reinterpret_cast<char2*>(values) + part.row * (HEAD / 2) + c.lane;
                 cell[0] = to[0], cell[32] = to[32];
-                if (c.lane == 0) cache.scales[part.row] = scale;
+                if (c.lane == 0) (which ? part.values.scales : part.keys.scales)[part.row] = scale;
             }
         }
     }
@@ -103,17 +111,15 @@ __device__ constexpr int rows_bytes(Kv kind) { return kind == KV_BF16 ? BLOCK * 
 
 // Completes a block in shared memory with the newest position: its key and value, and, for fp16, zeros for the values
 // after it in its half, which nobody may have written yet.
-template <Kv KIND>
-__device__ __forceinline__ void complete_half(const Consumer& c, uint32_t keys, int newest, const AttentionMemory& m) {
+template <Kv KIND, class Memory>
+__device__ __forceinline__ void complete_half(const Consumer& c, uint32_t keys, int newest, const Memory& m) {
     constexpr int PIECES = KIND == KV_BF16 ? 16 : 8;
     const uint32_t values = keys + rows_bytes(KIND);
     if constexpr (KIND == KV_BF16)
-        for (int i = c.lane; i < HALF * PIECES; i += 32) {
-            int position = newest / HALF * HALF + i / PIECES;
-            if (position > newest)
-                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(piece_at<KIND>(values, position, i % PIECES)), "r"(0)
-                             : "memory");
-        }
+#pragma unroll 1
+        for (int position = newest + 1 + c.lane / PIECES; position / HALF == newest / HALF; position += 32 / PIECES)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(piece_at<KIND>(values, position, c.lane % PIECES)), "r"(0)
+                         : "memory");
     if (c.lane < 2 * PIECES) {
         uint4 v = reinterpret_cast<const uint4*>(m.fresh[c.lane / PIECES])[c.lane % PIECES];
         uint32_t to = piece_at<KIND>(c.lane < PIECES ? keys : values, newest, c.lane % PIECES);
@@ -146,8 +152,9 @@ struct Running {
     float highest = -INFINITY, total = 0;  // over the columns of the lane's quad
 
     // The queries as A operands for 16 dims each, in the order in which keys come.
-    static __device__ __forceinline__ void load_queries(uint32_t (&q)[HEAD / 16][4], const AttentionMemory& m, int group, int lane) {
-        const int g = lane / 4 % group, t = lane % 4;  // unused rows repeat the heads
+    template <int MATES>
+    static __device__ __forceinline__ void load_queries(uint32_t (&q)[HEAD / 16][4], const AttentionMemory<MATES>& m, int lane) {
+        const int g = lane / 4 % MATES, t = lane % 4;  // unused rows repeat the heads
         const auto* high = reinterpret_cast<const uint32_t*>(m.queries[0][g]);
         const auto* low = reinterpret_cast<const uint32_t*>(m.queries[1][g]);
 #pragma unroll
@@ -161,15 +168,18 @@ struct Running {
     __device__ __forceinline__ void add_half(const uint32_t (&q)[HEAD / 16][4], uint32_t keys, int half, int valid, int lane) {
         const uint32_t values = keys + rows_bytes(KIND), scales = values + rows_bytes(KIND);
         const int g = lane / 4, t = lane % 4;
+        // A lane's first piece of the keys and of the values. Others differ by an exclusive or of the bits that are swizzled, and by
+        // whole lines.
+        const uint32_t key = KIND == KV_BF16 ? piece_at<KIND>(keys, half * HALF + lane % 8, lane / 8) : piece_at<KIND>(keys, half * HALF + g, 2 * t);
+        const uint32_t value = piece_at<KIND>(values, half * HALF + lane / 8 % 2 * 8 + lane % 8, lane / 16);
         float s[2][4] = {}, u[2][4] = {};
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const int position = half * HALF + n * 8;
             if constexpr (KIND == KV_BF16) {
 #pragma unroll
                 for (int k = 0; k < HEAD / 32; k++) {
                     uint32_t b[4];
-                    ldmatrix(b, piece_at<KIND>(keys, position + lane % 8, k * 4 + lane / 8));
+                    ldmatrix(b, (key ^ (k % 2 * 64)) + k / 2 * (BLOCK * LINE) + n * GROUP);
                     mma_next(s[n], q[2 * k][0], q[2 * k][1], q[2 * k][2], q[2 * k][3], b[0], b[1]);
                     mma_next(u[n], q[2 * k + 1][0], q[2 * k + 1][1], q[2 * k + 1][2], q[2 * k + 1][3], b[2], b[3]);
                 }
@@ -177,7 +187,7 @@ struct Running {
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     uint32_t w[4];
-                    load_shared(w, piece_at<KIND>(keys, position + g, 2 * t + i));
+                    load_shared(w, (key ^ (i * 16)) + n * GROUP);
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
                         uint2 b = widen(w[j]);
@@ -229,12 +239,12 @@ struct Running {
         for (int d = 0; d < HEAD / 16; d++) {
             uint32_t b[4];
             if constexpr (KIND == KV_BF16) {
-                ldmatrix_transposed(b, piece_at<KIND>(values, half * HALF + lane / 8 % 2 * 8 + lane % 8, 2 * d + lane / 16));
+                ldmatrix_transposed(b, (value ^ (d % 4 * 32)) + d / 4 * (BLOCK * LINE));
                 mma_next(o[2 * d], p[0][0], p[0][1], p[1][0], p[1][1], b[0], b[1]);
                 mma_next(o[2 * d + 1], p[0][0], p[0][1], p[1][0], p[1][1], b[2], b[3]);
             } else if (d % 2 == 0) {
                 // Halves of two dims each: positions 2 t, 2 t + 1 of dims 2 g, 2 g + 1 of pieces d and d + 1.
-                ldmatrix_transposed(b, piece_at<KIND>(values, half * HALF + lane / 8 % 2 * 8 + lane % 8, d + lane / 16));
+                ldmatrix_transposed(b, value ^ (d * 16));
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     uint32_t low = b[2 * i] ^ 0x80808080, high = b[2 * i + 1] ^ 0x80808080;
@@ -251,11 +261,12 @@ struct Running {
     }
 
     // The warp's output for the rows that are heads.
-    __device__ __forceinline__ void store(float (&to)[MAX_GROUP][PARTIAL], int group, int lane) {
+    template <int MATES>
+    __device__ __forceinline__ void store(float (&to)[MATES][PARTIAL], int lane) {
         const int g = lane / 4, t = lane % 4;
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
-        if (g >= group) return;
+        if (g >= MATES) return;
 #pragma unroll
         for (int d = 0; d < HEAD / 16; d++) {
             float a0 = o[2 * d][0] + o[2 * d][2], a1 = o[2 * d][1] + o[2 * d][3];
@@ -273,19 +284,21 @@ struct Running {
 
 // One part of a KV head's attention. Posts the head's output where the context has one part, else the part's unscaled
 // outputs, maxima and sums, [query head][CONTEXT_PARTS][PARTIAL].
-template <Kv KIND>
-__device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, const Part& part, int split, bool alone, uint32_t tag,
+template <class M, Kv KIND>
+__device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, const Part& part, const Source& qkv, int split, bool alone,
                                        const float* q_norm, const float* k_norm, uint32_t* counter) {
-    AttentionMemory& m = *reinterpret_cast<AttentionMemory*>(c.vector);
-    const int group = args.heads / KV_HEADS;
-    prepare_heads<KIND>(c, args, part, group, tag, q_norm, k_norm, m);
+    const uint32_t tag = qkv.tag;
+    constexpr int group = M::MATES;
+    const int shared_lane = c.lane;
+    c.lane = here(c.lane);
+    auto& m = *reinterpret_cast<AttentionMemory<group>*>(c.vector);
+    prepare_heads<KIND>(c, part, qkv, q_norm, k_norm, m);
     c.sync();
     uint32_t q[HEAD / 16][4];
     Running<KIND> running;
-    running.load_queries(q, m, group, c.lane);
+    running.load_queries(q, m, c.lane);
 
     for (int u = 0; u < part.units; u++, c.ring.advance()) {
-        if (c.warp == 0 && c.lane == 0) *c.far = u + 4 < part.units;
         c.ring.wait_full();  // everybody: a warp that let a whole turn pass could not tell it from the next
         if (u % (CONSUMERS / 2) == c.warp / 2) {
             const int half = c.warp % 2;
@@ -301,10 +314,11 @@ __device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, cons
         __syncwarp();
         if (c.lane == 0) c.ring.release();
     }
-    running.store(m.outputs[c.warp], group, c.lane);
+    running.store(m.outputs[c.warp], c.lane);
     c.sync();
 
     // The warps' outputs together, in warp order.
+#pragma unroll 1
     for (int i = threadIdx.x; i < group * HEAD; i += CONSUMERS * 32) {
         const int g = i / HEAD;
         float top = -INFINITY, sum = 0, value = 0;
@@ -337,10 +351,11 @@ __device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, cons
         count(counter);
     }
     __syncwarp();
+    c.lane = shared_lane;
 }
 
 // Merges the parts of one query head and posts its output.
-__device__ __noinline__ void merge(Consumer c, const DecodeArgs& args, int head, int splits, uint32_t tag, uint32_t* counter) {
+__device__ __forceinline__ void merge(const Consumer& c, const DecodeArgs& args, int head, int splits, uint32_t tag, uint32_t* counter) {
     const float* parts = args.scratch + args.parts + head * CONTEXT_PARTS * PARTIAL;
     const int half = threadIdx.x / HEAD, d = threadIdx.x % HEAD;  // the thread adds every other part of one channel
     float value[CONTEXT_PARTS / 2];

@@ -1,4 +1,4 @@
-// What the blocks of the decode kernel (decode.cu) use to hand vectors to each other through the L2 cache, and to bring
+// What the blocks of the decode kernel (decode.cuh) use to hand vectors to each other through the L2 cache, and to bring
 // memory into theirs.
 //
 // The two lowest bits of an exchanged float tell whether it is the one awaited: they are 1 and 2 in turn from layer to
@@ -87,20 +87,6 @@ __device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t 
 }
 __device__ __forceinline__ void bulk_store_wait() {
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-__device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;\n"
-        "}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-    return done != 0;
 }
 
 // A policy for bytes that are read once.

@@ -1,4 +1,4 @@
-// One token of one sequence: what lies where, which block does what, and the producer that streams it (decode.cu).
+// One token of one sequence: what lies where, which block does what, and the producer that streams it (decode.cuh).
 #pragma once
 
 #include "cache.cuh"
@@ -17,25 +17,29 @@ constexpr int UNITS_A_PART = 8;                        // KV blocks that one thr
 constexpr int PARTIAL = HEAD + 4;                       // floats of a partial attention output: values, maximum, sum
 constexpr int ROUND = 32;                               // panels of the head between two sums over the warps
 
+constexpr int UNIT = 64;                                // columns that a warp multiplies at a time
+constexpr int BOX_LINES = 16;                           // lines of each of a panel's rows in a slot, at most
+
 // The matrices of a step; all but the last in every layer.
 enum Matrix { QKV, OUT, GATE_UP, DOWN, VOCABULARY, MATRICES };
 
 // Exchanges of a layer, each with a counter.
 enum Exchange { QKV_READY, PARTS_READY, ATTENTION_READY, Y_READY, H_READY, X_READY, EXCHANGES };
 
-// How a matrix comes through the ring: a panel in chunks of `chunk` groups.
-struct Chunks {
-    int rows, cols, groups, chunk, chunks;
+// How a matrix is dealt out to the blocks, in units of UNIT_PANELS panels: `base` a block, one more for `rest` of them.
+struct Deal {
+    int units, base, rest;
+    uint32_t arrivals;  // warps that publish results, in all blocks
 };
 
-// Boxes of 128 bytes x 8 rows x `chunk` groups of each matrix in its layers, the scales that belong to one, and boxes
+// Boxes of 128 bytes x 8 rows x up to 16 lines of each matrix in its layers, the scales that belong to one, and boxes
 // of 32 head rows of the cache. Laid out by decode.rs, like what follows.
 struct DecodeMaps {
     CUtensorMap quants[MATRICES], scales[MATRICES], cache;
 };
 
 struct DecodeArgs {
-    Chunks matrices[MATRICES];
+    Deal deals[MATRICES];
     Weights embedding;             // [vocab][hidden], in the head's type
     const float* attention_norm;   // of layer 0; the others follow at `norm_stride` floats
     const float* q_norm;
@@ -52,14 +56,44 @@ struct DecodeArgs {
     float* logits;                 // [vocab]
     Stats* stats;                  // [blocks]
     long long norm_stride;
-    int layers, hidden, ffn, heads, vocab;
+    int layers;
     int blocks;                    // of the cache, in a plane
     int kv;                        // enum Kv
     int x, y, qkv, attention, h, parts;
     // Shared memory, in bytes from its 1,024-aligned start: slots, then the rest.
-    int slots, slot_bytes, vector, block_sums, sums, out, fixed;
+    int slots, slot_bytes, vector, sums, out, fixed;
     int sum_rows;                  // of each warp's sums
-    int near, far;                 // bytes in flight while an exchange is near, and otherwise
+    int flying;                    // bytes that are on their way to a block at once, at most
+};
+
+// A checkpoint's dimensions. `merge` and parts of attention are dealt out only while there are fewer of them than blocks.
+template <int HIDDEN_, int FFN_, int HEADS_>
+struct Checkpoint {
+    static constexpr int HIDDEN = HIDDEN_, FFN = FFN_, HEADS = HEADS_, Q = HEADS * HEAD, MATES = HEADS / KV_HEADS;
+};
+
+template <Type T>
+struct Format {
+    static constexpr int COLUMNS = 128 * Layout<T>::PER16 / 16;                 // of a line
+    static constexpr int WORDS = T == F16 ? 0 : COLUMNS / 64 * Layout<T>::SCALES;  // of a line's scales
+};
+
+// How a panel of K columns comes: in chunks of BOX lines, of which unit i belongs to warp i % CONSUMERS.
+template <Type T, int K>
+struct Columns {
+    static constexpr int LINES = K / Format<T>::COLUMNS;
+    static constexpr int BOX = LINES < BOX_LINES ? LINES : BOX_LINES;
+    static constexpr int CHUNKS = (LINES + BOX - 1) / BOX;
+    // Words of a row of scales in a slot; the four more than needed spread the rows over the banks.
+    static constexpr int PITCH = BOX * Format<T>::WORDS + 4;
+    static constexpr int UNITS = K / UNIT;
+    static constexpr int CHUNK_UNITS = BOX * Format<T>::COLUMNS / UNIT;
+    static constexpr int MINE = (UNITS + CONSUMERS - 1) / CONSUMERS;                    // of a warp, at most
+    static constexpr int CHUNK_MINE = (CHUNK_UNITS + CONSUMERS - 1) / CONSUMERS;
+    static constexpr bool EVEN = UNITS % CONSUMERS == 0;                                // all warps have as many
+    static_assert(K % Format<T>::COLUMNS == 0 && (CHUNKS == 1 || CHUNK_UNITS % CONSUMERS == 0));
+    // Units of a warp in a chunk.
+    static __device__ constexpr int mine(int chunk) { return chunk + 1 < CHUNKS ? CHUNK_MINE : MINE - chunk * CHUNK_MINE; }
 };
 
 #if HOPPER
@@ -69,42 +103,22 @@ struct Share {
     int first, count;
 };
 
-// A number of units over the blocks.
-struct Deal {
-    int units, base, rest;
-
-    __device__ Deal(int units, int blocks) : units(units), base(units / blocks), rest(units % blocks) {}
-
-    // How many warps publish, in all blocks, if a unit has `outputs` results.
-    __device__ uint32_t arrivals(int outputs) const {
-        return rest * publishers((base + 1) * outputs) + (gridDim.x - rest) * publishers(base * outputs);
-    }
-    static __device__ uint32_t publishers(int outputs) { return (outputs + 31) / 32; }
-};
-
 // Deals out the work of each phase. The blocks that get one unit more rotate from phase to phase, so that over a few
 // layers all stream the same number of bytes.
 struct Dealer {
     int block, blocks, offset;
 
-    __device__ int rank(const Deal& deal) {
+    __device__ int rank(int rest) {
         int r = block - offset;
-        offset += deal.rest;
+        offset += rest;
         if (offset >= blocks) offset -= blocks;
         return r < 0 ? r + blocks : r;
     }
     __device__ Share share(const Deal& deal) {
-        int r = rank(deal);
+        int r = rank(deal.rest);
         return {r * deal.base + min(r, deal.rest), deal.base + (r < deal.rest)};
     }
 };
-
-// Panels of a unit: gate and up rows take turns of 8, and a unit holds both.
-__device__ __forceinline__ int unit_panels(int matrix) { return matrix == GATE_UP ? 2 : 1; }
-
-__device__ __forceinline__ Deal deal_of(const DecodeArgs& args, int matrix) {
-    return Deal(args.matrices[matrix].rows / PANEL / unit_panels(matrix), gridDim.x);
-}
 
 // How the context is split: KV blocks that hold a position, and the parts that they are cut into.
 struct Context {
@@ -126,20 +140,11 @@ struct Ring {
     __device__ uint32_t data() const { return data_at + slot * slot_bytes; }
     __device__ uint32_t full() const { return full_at + slot * 8; }
     __device__ void wait_full() const { barrier_wait(full(), parity); }
-    __device__ bool is_full() const { return barrier_test(full(), parity); }
     __device__ void wait_empty() const { barrier_wait(empty_at + slot * 8, parity ^ 1); }
     __device__ void release() const { barrier_arrive(empty_at + slot * 8); }
     __device__ void advance() {
         if (++slot == slots) slot = 0, parity ^= 1;
     }
-};
-
-// 32-bit words of scales of a line of 128 bytes.
-template <Type T>
-struct Scales {
-    static constexpr int WORDS = T == F16 ? 0 : T == Q8_0 ? 2 : T == Q4_0 ? 4 : 8;
-    // Words of a row of scales in a slot; the four more than needed spread the rows over the banks.
-    static __device__ int pitch(const Chunks& m) { return m.chunk * WORDS + 4; }
 };
 
 // ---- producer, a single thread
@@ -148,7 +153,6 @@ struct Producer {
     Ring ring, behind;        // `behind` is the oldest slot that may still be on its way
     int flying, pending;      // bytes and slots on their way, or not known to have arrived
     int* bytes;               // of each slot's copy
-    const volatile int* far;  // whether no exchange is near
     uint64_t policy;
     const DecodeArgs& args;
     const DecodeMaps& maps;
@@ -157,8 +161,7 @@ struct Producer {
     // stand in.
     __device__ void begin(int count) {
         ring.wait_empty();
-        int most = *far ? args.far : args.near;
-        while (pending > 0 && (flying + count > most || pending == ring.slots)) {
+        while (pending > 0 && (flying + count > args.flying || pending == ring.slots)) {
             behind.wait_full();
             flying -= bytes[behind.slot], pending--;
             behind.advance();
@@ -168,19 +171,18 @@ struct Producer {
         barrier_expect(ring.full(), count);
     }
 
-    // Units `share` of a matrix.
-    template <Type T>
+    // A block's share of a matrix of K columns, in units of EACH panels.
+    template <Type T, int K, int EACH = 1>
     __device__ void stream(int matrix, int layer, Share share) {
-        const Chunks& m = args.matrices[matrix];
-        const int quants = m.chunk * GROUP, scales = T == F16 ? 0 : PANEL * Scales<T>::pitch(m) * 4;
-        const int each = unit_panels(matrix);
-        for (int panel = share.first * each; panel < (share.first + share.count) * each; panel++)
-            for (int c = 0; c < m.chunks; c++) {
-                begin(quants + scales);
-                copy_lines(ring.data(), &maps.quants[matrix], panel * PANEL, c * m.chunk, layer, ring.full(), policy);
+        using C = Columns<T, K>;
+        constexpr int QUANTS = C::BOX * GROUP, SCALES = T == F16 ? 0 : PANEL * C::PITCH * 4;
+        for (int panel = share.first * EACH; panel < (share.first + share.count) * EACH; panel++)
+            for (int c = 0; c < C::CHUNKS; c++) {
+                begin(QUANTS + SCALES);
+                copy_lines(ring.data(), &maps.quants[matrix], panel * PANEL, c * C::BOX, layer, ring.full(), policy);
                 if constexpr (T != F16)
-                    copy_scales(ring.data() + quants, &maps.scales[matrix], c * m.chunk * Scales<T>::WORDS, panel * PANEL,
-                                layer, ring.full(), policy);
+                    copy_scales(ring.data() + QUANTS, &maps.scales[matrix], c * C::BOX * Format<T>::WORDS, panel * PANEL, layer,
+                                ring.full(), policy);
                 ring.advance();
             }
     }
@@ -200,22 +202,24 @@ struct Producer {
 };
 
 // Everything that a block will need, in the order in which it does; no activation is waited for.
-template <Type T, Type H>
+template <class M, Type T, Type H>
 __device__ void produce(Producer& p, Dealer dealer, int position, const int* table) {
     const DecodeArgs& args = p.args;
     const Context context(position);
-    const Deal parts(KV_HEADS * context.splits, dealer.blocks), merges(args.heads, dealer.blocks);
+    const int parts = KV_HEADS * context.splits;
     for (int layer = 0; layer < args.layers; layer++) {
-        p.stream<T>(QKV, layer, dealer.share(deal_of(args, QKV)));
+        p.stream<T, M::HIDDEN>(QKV, layer, dealer.share(args.deals[QKV]));
         int part = dealer.rank(parts);
-        if (part < parts.units) {
+        if (part < parts) {
             int head = part / context.splits, split = part % context.splits;
             for (int u = context.begin(split); u < context.begin(split + 1); u++) p.stream_cache(layer, table[u], head);
         }
-        if (context.splits > 1) dealer.rank(merges);
-        for (int matrix = OUT; matrix <= DOWN; matrix++) p.stream<T>(matrix, layer, dealer.share(deal_of(args, matrix)));
+        if (context.splits > 1) dealer.rank(M::HEADS);
+        p.stream<T, M::Q>(OUT, layer, dealer.share(args.deals[OUT]));
+        p.stream<T, M::HIDDEN, 2>(GATE_UP, layer, dealer.share(args.deals[GATE_UP]));
+        p.stream<T, M::FFN>(DOWN, layer, dealer.share(args.deals[DOWN]));
     }
-    p.stream<H>(VOCABULARY, 0, dealer.share(deal_of(args, VOCABULARY)));
+    p.stream<H, M::HIDDEN>(VOCABULARY, 0, dealer.share(args.deals[VOCABULARY]));
 }
 
 #endif

@@ -1,12 +1,14 @@
-// The decode kernel's matrix-vector products (decode.cu): a vector waited for and split, and multiplied by panels from
+// The decode kernel's matrix-vector products (decode.cuh): a vector waited for and split, and multiplied by panels from
 // the ring.
 //
-// A tile is a panel's 8 rows over two lines, 2 KB. In the A operand of mma.m16n8k16 rows 0-7 and rows 8-15 are the panel's
-// rows in two different places: of quants, the first and the second line; of fp16, words 0 and 2 and words 1 and 3 of 16
-// bytes. B holds the vector's high and low fp16 parts for the first place in columns 0 and 1, for the second in columns 2
-// and 3: their sum carries 22 bits. So sums 0 and 1 of the lanes with t = 0, and sums 2 and 3 of those with t = 1, are
-// what counts. The warps of a block take the tiles of the slots
-// in turns; their sums are added in warp order, so the bits never change.
+// A warp multiplies units of 64 columns of a panel's 8 rows, always the same columns of all panels of a phase, so that it
+// holds its share of the vector in registers and prepares it by itself. The warps' sums are added in warp order, so the bits never
+// change.
+//
+// In the A operand of mma.m16n8k16 rows 0-7 and rows 8-15 are the panel's rows in two different places: of quants, the unit's two
+// blocks of 32; of fp16, pieces of 16 columns. B holds the vector's high and low fp16 parts for the first place in columns 0 and
+// 1, for the second in columns 2 and 3: their sum carries 22 bits. So sums 0 and 1 of the lanes with t = 0, and sums 2 and 3
+// of those with t = 1, are what counts.
 //
 // Quantised weights become subnormal fp16, exactly and without arithmetic: an integer q in the low bits of a half is
 // q x 2^-24. A product of a block of 32 is scaled in fp32 afterwards; the offset of the integers (8, or 128) goes by the
@@ -20,32 +22,25 @@
 constexpr float QUANT_SCALE = 1.0f / 16777216.0f;
 // SwiGLU products are stored times this, so that fp16 holds up to a million; other vectors by what they are.
 constexpr float PRODUCT_SCALE = 1.0f / 16.0f;
-constexpr int PIECES = 5;  // of 1,024 columns, that are waited for at once; hidden widths have no more
+constexpr int AT_ONCE = 5;  // groups of four columns that a lane waits for together: as many as the widest hidden vector has
 
-template <Type T>
-struct Format {
-    static constexpr int COLUMNS = LINE * Layout<T>::PER16 / 16;  // of a line
-    static constexpr int BLOCKS = COLUMNS / 32;                   // of 32 columns
-    // What a quant's value lacks, times the scale of its block.
-    static constexpr float OFFSET = T == Q8_0 ? 128 : T == Q4_0 ? 8 : 1;
-    // Tiles that a warp takes into registers while it waits for the vector.
-    static constexpr int AHEAD = T == F16 ? 3 : 2;
-    // Bytes from the high to the low parts of a vector, beyond its length: reads of both are free of bank conflicts.
-    static constexpr int APART = T == F16 ? 16 : 64;
-};
+// What is computed from this is computed where it is used: kept in registers through all phases, as the compiler would,
+// such addresses push out what the products hold there.
+__device__ __forceinline__ int here(int lane) {
+    asm volatile("" : "+r"(lane));
+    return lane;
+}
 
 // What a consumer warp carries through the phases.
 struct Consumer {
     Ring ring;
     int warp, lane;
-    uint8_t* vector;          // the phase's input as fp16 parts
-    float* block_sums;        // of the input, [columns / 32]
+    uint8_t* vector;          // the phase's input as fp16 parts, a region a warp
     float* sums;              // [CONSUMERS][sum_rows]
     int sum_rows;
     float* out;               // the slice to write next
     float* squares;           // [CONSUMERS]
     const float2* rotations;  // [64]
-    volatile int* far;        // tells the producer that no exchange is near
 
     __device__ void sync() const { sync_named(1, CONSUMERS * 32); }
 
@@ -69,6 +64,12 @@ struct Consumer {
 #pragma unroll
         for (int w = 0; w < CONSUMERS; w++) s += squares[w];
         return s;
+    }
+
+    // Adds the lanes' squares of the vector that was normed; nobody waits for the sum before the phase's end.
+    __device__ void share_squares(float mine) const {
+        mine = warp_sum(mine);
+        if (lane == 0) squares[warp] = mine;
     }
 
     // Posts `outputs` values, 32 a warp; the other warps go on. They cannot overtake, since the next phase's input depends
@@ -104,32 +105,14 @@ __device__ __forceinline__ void split(float x, float y, uint32_t& high, uint32_t
     low = pack(x - h.x, y - h.y);
 }
 
-// Stores columns 4 i to 4 i + 3 of a vector of `low` bytes between its parts. A warp's lanes hold consecutive `i`.
-template <Type T>
-__device__ __forceinline__ void store_input(const Consumer& c, int i, float4 v, int low) {
-    uint32_t h0, h1, l0, l1, at = shared_address(c.vector);
-    if constexpr (T != Q8_0) {
-        // Of 4 bits, the second pair meets quants that are 16 times too large.
-        constexpr float SECOND = T == F16 ? 1.0f : 0.0625f;
-        constexpr int NEXT = T == F16 ? 16 : 8;
-        split(v.x, v.y, h0, l0), split(v.z * SECOND, v.w * SECOND, h1, l1);
-        at += T == F16 ? i / 4 * 32 + i / 2 % 2 * 8 + i % 2 * 4 : i / 2 * 16 + i % 2 * 4;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(h0) : "memory");
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + NEXT), "r"(h1) : "memory");
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + low), "r"(l0) : "memory");
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + low + NEXT), "r"(l1) : "memory");
-    } else {
-        split(v.x, v.y, h0, l0), split(v.z, v.w, h1, l1);
-        at += i / 8 * 64 + i % 4 * 16 + i / 4 % 2 * 8;
-        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(h0), "r"(h1) : "memory");
-        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at + low), "r"(l0), "r"(l1) : "memory");
-    }
-    if constexpr (T != F16) {
-        float s = (v.x + v.y) + (v.z + v.w);
-#pragma unroll
-        for (int m = 1; m < 8; m *= 2) s += __shfl_xor_sync(0xffffffffu, s, m);
-        if (c.lane % 8 == 0) c.block_sums[i / 8] = s * (Format<T>::OFFSET * QUANT_SCALE);
-    }
+__device__ __forceinline__ void load_shared(uint32_t& a, uint32_t at) {
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(a) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t& a, uint32_t& b, uint32_t at) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t (&a)[4], uint32_t at) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at) : "memory");
 }
 
 // Where a phase's vector comes from.
@@ -156,17 +139,6 @@ __device__ __forceinline__ float4 embedding(const Weights& table, int token, int
     }
 }
 
-// Columns of a vector up to the end of a tile, and the bytes from its high to its low parts.
-template <Type T>
-__device__ __forceinline__ int padded_columns(int columns) {
-    constexpr int TILE = 2 * Format<T>::COLUMNS;
-    return (columns + TILE - 1) / TILE * TILE;
-}
-template <Type T>
-__device__ __forceinline__ int input_apart(int columns) {
-    return padded_columns<T>(columns) * 2 + Format<T>::APART;
-}
-
 // What sums are multiplied with, beside the scale of the vector.
 template <Type T>
 __device__ constexpr float sum_factor() {
@@ -179,72 +151,11 @@ __device__ __forceinline__ float scale_of(float squares, int width) {
     return __uint_as_float(__float_as_uint(rsqrtf(__fdividef(squares, width) + EPSILON)) & 0x7f800000) * 0.0625f;
 }
 
-// Waits for a vector of `columns`, splits it, times `scale` and the norm's weights if there are any, into c.vector, and
-// then leaves its sum of squares in c.squares. Columns up to the end of a tile become zeros.
+// Four floats as fp16 parts; of 4 bits, the second pair meets quants that are 16 times too large.
 template <Type T>
-__device__ __forceinline__ void prepare(const Consumer& c, const Source& from, const float* norm, float scale, int columns, int low) {
-    const int count = columns / 4, padded = padded_columns<T>(columns) / 4;
-    float4 weights[PIECES];
-    if (norm) {
-#pragma unroll
-        for (int k = 0; k < PIECES; k++) {
-            int i = threadIdx.x + k * CONSUMERS * 32;
-            if (i < count) weights[k] = __ldg(reinterpret_cast<const float4*>(norm) + i);
-        }
-    }
-    c.await(from.counter, from.arrivals);
-    float squares = 0;
-#pragma unroll 1
-    for (int first = threadIdx.x; first < padded; first += PIECES * CONSUMERS * 32) {
-        float4 x[PIECES];
-#pragma unroll
-        for (int k = 0; k < PIECES; k++) {
-            int i = first + k * CONSUMERS * 32;
-            x[k] = make_float4(0, 0, 0, 0);
-            if (i < count) load_posted(x[k], from.posted + 4 * i);
-        }
-        Patience patience;
-        for (;;) {
-            bool again = false;
-#pragma unroll
-            for (int k = 0; k < PIECES; k++) {
-                int i = first + k * CONSUMERS * 32;
-                if (i < count && !tagged(x[k], from.tag)) {
-                    load_posted(x[k], from.posted + 4 * i);
-                    again = true;
-                }
-            }
-            if (!again) break;
-            patience.spend();
-        }
-        __syncwarp();
-#pragma unroll
-        for (int k = 0; k < PIECES; k++) {
-            int i = first + k * CONSUMERS * 32;
-            if (i >= padded) break;
-            float4 v = x[k];
-            float4 w = make_float4(1, 1, 1, 1);
-            if (norm && i < count) {
-                squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
-                w = weights[k];
-            }
-            store_input<T>(c, i, make_float4(v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w), low);
-        }
-    }
-    if (norm) {
-        squares = warp_sum(squares);
-        if (c.lane == 0) c.squares[c.warp] = squares;
-    }
-    c.sync();
-}
-
-// ---- tiles
-
-__device__ __forceinline__ void load_shared(uint32_t& a, uint32_t at) {
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(a) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void load_shared(uint32_t* a, uint32_t at) {
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at) : "memory");
+__device__ __forceinline__ void split(float4 v, uint2& high, uint2& low) {
+    constexpr float SECOND = T == Q4_0 || T == Q4_1 ? 0.0625f : 1.0f;
+    split(v.x, v.y, high.x, low.x), split(v.z * SECOND, v.w * SECOND, high.y, low.y);
 }
 
 // D = A B, and D += A B, of one tensor instruction (common.cuh: mma).
@@ -259,104 +170,221 @@ __device__ __forceinline__ void mma_next(float (&d)[4], uint32_t a0, uint32_t a1
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// The lane's share of a tile: of rows lane / 4 in both lines. fp16: [line][half][4], where the half says which of 16-byte
-// pieces 2 t and 2 t + 1; quants: [line][piece], the t-th word of each 16-byte piece.
+// What a quant's value lacks of the weight's, times the vector's block in the lane's place: the product with the integers' offset, or
+// with ones, for Q4_1's minimum. Of 4 bits, the second and fourth pair of the vector meet quants that are 16 times too large.
 template <Type T>
-struct Tile {
-    static constexpr int WORDS = T == F16 ? 1 : Scales<T>::WORDS;
-    uint32_t w[16], scales[WORDS];
+__device__ __forceinline__ float lacking(const uint32_t (&b)[4], int t) {
+    constexpr uint32_t A = T == Q8_0 ? 0x80808080 : T == Q4_0 ? 0x80088008 : 0x00010001;
+    constexpr uint32_t B = T == Q8_0 ? 0x80808080 : T == Q4_0 ? 0x80808080 : 0x00100010;
+    float e[4];
+    mma_first(e, A, A, A, A, b[0], b[2]);
+    mma_next(e, B, B, B, B, b[1], b[3]);
+    return t & 1 ? e[2] + e[3] : e[0] + e[1];
+}
 
-    // Tile `pair` of the slot.
-    __device__ __forceinline__ void load(uint32_t slot, int pair, const Chunks& m, int lane) {
+// A phase's input, of which each warp holds the columns that it multiplies: unit n of a warp is unit 8 n + warp of the panel.
+template <Type T, int K>
+struct Input {
+    using C = Columns<T, K>;
+    static constexpr int PIECES = (C::MINE + 1) / 2;        // groups of four columns a lane
+    static constexpr int APART = C::MINE * UNIT * 2 + 16;   // bytes from the high parts to the low ones
+    static constexpr int REGION = 2 * APART;
+    static constexpr bool HELD = C::MINE <= (T == F16 ? 24 : 19);  // in registers
+    uint32_t parts[HELD ? C::MINE : 1][4];
+    float lack[HELD && T != F16 ? C::MINE : 1];
+    uint32_t at;
+
+    static __device__ __forceinline__ bool has(const Consumer& c, int n) { return n < C::MINE && (C::EVEN || 8 * n + c.warp < C::UNITS); }
+
+    // Waits for the warp's columns of a posted vector, splits them, times `scale` and the norm's weights if there are any, and
+    // returns the lane's share of the sum of squares.
+    template <bool NORM>
+    __device__ __forceinline__ float prepare(const Consumer& c, const Source& from, const float* norm, float scale) {
+        constexpr int TURN = PIECES < AT_ONCE ? PIECES : AT_ONCE;
+        const int lane = here(c.lane);
+        const int column = c.warp * UNIT + lane % 16 * 4 + lane / 16 * (8 * UNIT);
+        float4 weights[NORM ? PIECES : 1];
+        if constexpr (NORM)
+#pragma unroll
+            for (int j = 0; j < PIECES; j++)
+                if (has(c, 2 * j + lane / 16)) weights[j] = __ldg(reinterpret_cast<const float4*>(norm + column + j * 16 * UNIT));
+        c.await(from.counter, from.arrivals);
+        at = shared_address(c.vector) + c.warp * REGION;
+        const uint32_t to = at + lane * 8;
+        float squares = 0;
+#pragma unroll
+        for (int first = 0; first < PIECES; first += TURN) {
+            float4 x[TURN];
+#pragma unroll
+            for (int j = 0; j < TURN; j++)
+                if (has(c, 2 * (first + j) + lane / 16)) load_posted(x[j], from.posted + column + (first + j) * 16 * UNIT);
+            Patience patience;
+            for (bool again = true; again;) {
+                again = false;
+#pragma unroll
+                for (int j = 0; j < TURN; j++)
+                    if (has(c, 2 * (first + j) + lane / 16) && !tagged(x[j], from.tag)) {
+                        load_posted(x[j], from.posted + column + (first + j) * 16 * UNIT);
+                        again = true;
+                    }
+                patience.spend();
+            }
+            __syncwarp();
+#pragma unroll
+            for (int j = 0; j < TURN; j++) {
+                const int piece = first + j;
+                float4 v = x[j];
+                if constexpr (NORM) {
+                    const float4 w = weights[piece < PIECES ? piece : 0];
+                    if (has(c, 2 * piece + lane / 16)) squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+                    v.x *= w.x, v.y *= w.y, v.z *= w.z, v.w *= w.w;
+                }
+                v.x *= scale, v.y *= scale, v.z *= scale, v.w *= scale;
+                uint2 high, low;
+                split<T>(v, high, low);
+                if (!has(c, 2 * piece + lane / 16)) continue;
+                asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + piece * 256), "r"(high.x), "r"(high.y) : "memory");
+                asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + piece * 256 + APART), "r"(low.x), "r"(low.y) : "memory");
+            }
+        }
+        __syncwarp();
         const int g = lane / 4, t = lane % 4;
-        uint32_t row = slot + pair * 2 * GROUP + g * LINE;
+        if constexpr (T == F16) {
+            const int row = lane % 8, tile = lane / 8;
+            at += (row & 1) * APART + (row >> 1 & 1) * 32 + tile / 2 * 64 + tile % 2 * 16;
+        } else {
+            at += (g & 1) * APART + (g >> 1 & 1) * 64 + t * (T == Q8_0 ? 8 : 16);
+        }
+        if constexpr (HELD)
 #pragma unroll
-        for (int line = 0; line < 2; line++)
-#pragma unroll
-            for (int i = 0; i < (T == F16 ? 2 : 8); i++) {
-                if constexpr (T == F16) load_shared(w + (line * 2 + i) * 4, row + line * GROUP + (((2 * t + i) ^ g) << 4));
-                else load_shared(w[line * 8 + i], row + line * GROUP + ((i ^ g) << 4) + t * 4);
+            for (int n = 0; n < C::MINE; n++) {
+                fetch(parts[n], at + n * (2 * UNIT));
+                if constexpr (T != F16) lack[n] = lacking<T>(parts[n], t);
             }
-        if constexpr (T != F16) {
-            uint32_t at = slot + m.chunk * GROUP + (g * Scales<T>::pitch(m) + (2 * pair + (t & 1)) * WORDS) * 4;
-            if constexpr (WORDS == 2)
-                asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(scales[0]), "=r"(scales[1]) : "r"(at) : "memory");
-            else
+        return squares;
+    }
+
+    static __device__ __forceinline__ void fetch(uint32_t (&b)[4], uint32_t from) {
+        if constexpr (T == F16)
+            ldmatrix(b, from);
+        else if constexpr (T == Q8_0)
+            load_shared(b[0], b[1], from), load_shared(b[2], b[3], from + 32);
+        else
+            load_shared(b, from);
+    }
+
+    // Unit n as B, and what quants lack.
+    __device__ __forceinline__ float get(int n, uint32_t (&b)[4], int t) const {
+        if constexpr (HELD) {
 #pragma unroll
-                for (int i = 0; i < WORDS; i += 4) load_shared(scales + i, at + i * 4);
+            for (int i = 0; i < 4; i++) b[i] = parts[n][i];
+            return lack[T == F16 ? 0 : n];
+        } else {
+            fetch(b, at + n * (2 * UNIT));
+            if constexpr (T == F16) return 0;
+            else return lacking<T>(b, t);
         }
     }
 };
 
-// The lane's share of the vector for a tile: columns lane / 4 % 4 of B, and the sums of the blocks of line t % 2.
+// ---- tiles
+
+// Where a lane finds its part of a warp's first unit in a chunk; the others are 8 units further each.
 template <Type T>
-struct Operand {
-    static constexpr int WORDS = T == F16 ? 8 : 4 * Format<T>::BLOCKS, SUMS = T == F16 ? 1 : Format<T>::BLOCKS;
-    uint32_t b[WORDS];
-    float sums[SUMS];
+struct Place {
+    static constexpr int PIECES = UNIT / Layout<T>::PER16;                  // of 16 bytes, of a row of a unit
+    static constexpr int NEXT = CONSUMERS * PIECES / 8 * GROUP;             // bytes to the warp's next unit
+    uint32_t quants, scales;
 
-    // For lines `line` and `line` + 1.
-    __device__ __forceinline__ void load(const Consumer& c, int line, int low) {
-        const int n = c.lane / 4, t = c.lane % 4;
-        if (n < 4) {  // the other columns' sums are not used
-            uint32_t at = shared_address(c.vector) + (n & 1) * low + line * Format<T>::COLUMNS * 2 +
-                          n / 2 * (T == F16 ? 16 : Format<T>::COLUMNS * 2) + t * (T == F16 ? 32 : 16);
+    template <int PITCH, int BOX>
+    static __device__ __forceinline__ Place of(const Consumer& c) {
+        const int lane = here(c.lane), row = lane % 8, tile = lane / 8;  // that the lane addresses for ldmatrix
+        Place p;
+        // 4 bits: two pieces a unit, so the second pair of tiles is of the warp's next unit.
+        const int piece = c.warp * PIECES + tile % (PIECES < 4 ? PIECES : 4);
+        p.quants = piece / 8 * GROUP + row * LINE + ((piece % 8 ^ row) << 4) + (PIECES == 2 ? tile / 2 * NEXT : 0);
+        p.scales = BOX * GROUP + lane / 4 * (PITCH * 4) + (2 * c.warp + lane % 2) * (Layout<T>::SCALES * 2);
+        return p;
+    }
+};
+
+// A warp's units of a chunk, as they lie.
+template <Type T, int COUNT>
+struct Tiles {
+    static constexpr int WORDS = T == F16 ? 8 : T == Q8_0 ? 4 : 2;
+    uint32_t w[COUNT + 1][WORDS];  // of 4 bits, units come in pairs
+    uint32_t scales[T == F16 ? 1 : COUNT];
+
+    // The first `count` of them.
+    __device__ __forceinline__ void load(uint32_t slot, const Place<T>& place, int count) {
+        const uint32_t at = slot + place.quants;
 #pragma unroll
-            for (int i = 0; i < WORDS / 4; i++) load_shared(b + 4 * i, at + i * (T == F16 ? LINE : 64));
-        }
-        if constexpr (T != F16) {
-            const float4* at = reinterpret_cast<const float4*>(c.block_sums + (line + t % 2) * Format<T>::BLOCKS);
+        for (int i = 0; i < COUNT; i++) {
+            if (i >= count) continue;
+            uint32_t b[4];
+            if (T == F16 || T == Q8_0 || i % 2 == 0) {
+                ldmatrix(b, at + i * Place<T>::NEXT);
 #pragma unroll
-            for (int i = 0; i < SUMS; i += 4) {
-                float4 v = at[i / 4];
-                sums[i] = v.x, sums[i + 1] = v.y, sums[i + 2] = v.z, sums[i + 3] = v.w;
+                for (int k = 0; k < 4; k++) w[i + k / WORDS][k % WORDS] = b[k];
             }
+            if constexpr (T == F16) {
+                ldmatrix(b, (at ^ 64) + i * Place<T>::NEXT);
+#pragma unroll
+                for (int k = 0; k < 4; k++) w[i][4 + k] = b[k];
+            } else {
+                load_scale(scales[i], slot + place.scales + i * (16 * Layout<T>::SCALES * 2));
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void load_scale(uint32_t& s, uint32_t at) {
+        if constexpr (T == Q4_1) {
+            load_shared(s, at);
+        } else {
+            uint16_t h;
+            asm volatile("ld.shared.u16 %0, [%1];" : "=h"(h) : "r"(at) : "memory");
+            s = h;
         }
     }
 };
 
-// A panel's sums so far, of this warp's tiles.
+// A panel's sums so far, of this warp's units.
 template <Type T>
 struct Sum {
-    float d[2][4] = {}, q = 0;
+    float d[2][4], q;
 
-    __device__ __forceinline__ void add(const Tile<T>& a, const Operand<T>& x, int t) {
-        const uint32_t* w = a.w;
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < 4; i++) d[0][i] = d[1][i] = 0;
+        q = 0;
+    }
+
+    __device__ __forceinline__ void add(const uint32_t* w, uint32_t scale, const uint32_t (&b)[4], float lack, int t) {
         if constexpr (T == F16) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                mma_next(d[i % 2], w[i * 4], w[i * 4 + 1], w[i * 4 + 2], w[i * 4 + 3], x.b[i * 2], x.b[i * 2 + 1]);
+            // Tiles 0 and 1, 2 and 3 are the two places' columns.
+            mma_next(d[0], w[0], w[2], w[1], w[3], b[0], b[1]);
+            mma_next(d[1], w[4], w[6], w[5], w[7], b[2], b[3]);
         } else {
-#pragma unroll
-            for (int block = 0; block < Format<T>::BLOCKS; block++) {
-                float e[4];
-                const uint32_t* b = x.b + block * 4;
-                if constexpr (T == Q8_0) {
-                    uint32_t u = w[block * 2], v = w[block * 2 + 8];
-                    mma_first(e, low_bytes(u), low_bytes(v), high_bytes(u), high_bytes(v), b[0], b[1]);
-                    u = w[block * 2 + 1], v = w[block * 2 + 9];
-                    mma_next(e, low_bytes(u), low_bytes(v), high_bytes(u), high_bytes(v), b[2], b[3]);
-                } else {
-                    uint32_t u = w[block], v = w[block + 8], u8 = u >> 8, v8 = v >> 8;
-                    mma_first(e, u & 0x000f000f, v & 0x000f000f, u8 & 0x000f000f, v8 & 0x000f000f, b[0], b[1]);
-                    mma_next(e, u & 0x00f000f0, v & 0x00f000f0, u8 & 0x00f000f0, v8 & 0x00f000f0, b[2], b[3]);
-                }
-                float product = t & 1 ? e[2] + e[3] : e[0] + e[1];
-                if constexpr (T == Q4_1) {
-                    float2 s = __half22float2(halves(a.scales[block]));
-                    q += s.x * product + s.y * x.sums[block];
-                } else {
-                    float2 s = __half22float2(halves(a.scales[block / 2]));
-                    q += (block % 2 ? s.y : s.x) * (product - x.sums[block]);
-                }
+            float e[4];
+            if constexpr (T == Q8_0) {
+                mma_first(e, low_bytes(w[0]), low_bytes(w[2]), high_bytes(w[0]), high_bytes(w[2]), b[0], b[1]);
+                mma_next(e, low_bytes(w[1]), low_bytes(w[3]), high_bytes(w[1]), high_bytes(w[3]), b[2], b[3]);
+            } else {
+                const uint32_t u = w[0], v = w[1], u8 = u >> 8, v8 = v >> 8;
+                mma_first(e, u & 0x000f000f, v & 0x000f000f, u8 & 0x000f000f, v8 & 0x000f000f, b[0], b[2]);
+                mma_next(e, u & 0x00f000f0, v & 0x00f000f0, u8 & 0x00f000f0, v8 & 0x00f000f0, b[1], b[3]);
             }
+            const float product = t & 1 ? e[2] + e[3] : e[0] + e[1];
+            const float2 s = __half22float2(halves(scale));
+            if constexpr (T == Q4_1) q += s.x * product + s.y * lack;
+            else q += s.x * (product + lack);
         }
     }
 
     // Row lane / 4's, in the lanes with t < 2.
-    __device__ __forceinline__ float take(int t) {
-        float v = T == F16 ? (t & 1 ? (d[0][2] + d[0][3]) + (d[1][2] + d[1][3]) : (d[0][0] + d[0][1]) + (d[1][0] + d[1][1])) : q;
-        *this = Sum();
+    __device__ __forceinline__ float take(int t) const {
+        float v = q;
+        if constexpr (T == F16) v = t & 1 ? (d[0][2] + d[0][3]) + (d[1][2] + d[1][3]) : (d[0][0] + d[0][1]) + (d[1][0] + d[1][1]);
         return v + __shfl_xor_sync(0xffffffffu, v, 1);
     }
 
@@ -367,101 +395,44 @@ struct Sum {
 
 // ---- products
 
-// A warp's way through the slots of a product: which tile of each it takes.
-struct Walk {
-    int warp, chunk_groups, chunks;
-    int whole, rest;  // tiles of a chunk, and of a panel's last one
-    int slot = 0, chunk = 0, turn = 0;
-
-    __device__ Walk(const Chunks& m, int warp)
-        : warp(warp), chunk_groups(m.chunk), chunks(m.chunks), whole(m.chunk / 2),
-          rest((m.groups - (m.chunks - 1) * m.chunk + 1) / 2) {}
-
-    __device__ bool ends_panel() const { return chunk + 1 == chunks; }
-    // Tiles of the slot.
-    __device__ int pairs() const { return ends_panel() ? rest : whole; }
-    // This warp's; none if there are no more than that.
-    __device__ int pair() const { return (warp - turn) & (CONSUMERS - 1); }
-    __device__ bool mine() const { return pair() < pairs(); }
-    __device__ int line() const { return chunk * chunk_groups + 2 * pair(); }
-    __device__ void next() {
-        turn += pairs();
-        slot++;
-        if (++chunk == chunks) chunk = 0;
-    }
-};
-
-// Multiplies `panels` panels by a vector; each warp's sums go to its rows of c.sums. Tiles that have already arrived are taken
-// into registers before `ready` waits for the vector.
-template <Type T, class Ready>
-__device__ __forceinline__ void multiply(Consumer& c, const Chunks m, int panels, int low, Ready ready) {
-    static_assert(CONSUMERS == 8);
-    constexpr int AHEAD = Format<T>::AHEAD;
-    const int slots = panels * m.chunks, t = c.lane % 4;
-    auto release = [&] {
-        __syncwarp();
-        if (c.lane == 0) c.ring.release();
-        c.ring.advance();
+// Multiplies `panels` panels that come through the ring; each warp's sums go to its rows of c.sums. A panel's sums are
+// stored while the next panel's tiles are on their way from shared memory.
+template <Type T, int K>
+__device__ __forceinline__ void multiply(Consumer& c, const Input<T, K>& input, int panels) {
+    using C = Columns<T, K>;
+    const auto place = Place<T>::template of<C::PITCH, C::BOX>(c);
+    const int t = c.lane % 4;
+    uint32_t to = shared_address(c.sums + c.warp * c.sum_rows + c.lane / 4);
+    Sum<T> sum;
+    auto store = [&] {
+        const float v = sum.take(t);
+        if (t == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+        to += PANEL * 4;
     };
-    Tile<T> ahead[AHEAD];
-    Walk front{m, c.warp};
-    int taken = 0;
+#pragma unroll 1
+    for (int panel = 0; panel < panels; panel++)
+#pragma unroll(Input<T, K>::HELD ? C::CHUNKS : 1)
+        for (int chunk = 0; chunk < C::CHUNKS; chunk++) {
+            constexpr int MOST = C::CHUNK_MINE;
+            Tiles<T, MOST> tiles;
+            c.ring.wait_full();
+            tiles.load(c.ring.data(), place, C::mine(chunk));
+            __syncwarp();
+            if (c.lane == 0) c.ring.release();
+            c.ring.advance();
+            if (chunk == 0) {
+                if (panel > 0) store();
+                sum.clear();
+            }
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        if (taken < i) break;
-        while (front.slot < slots && __all_sync(0xffffffffu, c.ring.is_full())) {
-            bool mine = front.mine();
-            if (mine) ahead[i].load(c.ring.data(), front.pair(), m, c.lane);
-            release();
-            front.next();
-            if (mine) {
-                taken++;
-                break;
+            for (int i = 0; i < MOST; i++) {
+                if (i >= C::mine(chunk) || (!C::EVEN && 8 * (chunk * MOST + i) + c.warp >= C::UNITS)) continue;
+                uint32_t b[4];
+                const float lack = input.get(chunk * MOST + i, b, t);
+                sum.add(tiles.w[i], tiles.scales[T == F16 ? 0 : i], b, lack, t);
             }
         }
-    }
-    ready();
-
-    Walk walk{m, c.warp};
-    Sum<T> sum;
-    Operand<T> x;
-    if (c.lane / 4 >= 4)
-#pragma unroll
-        for (uint32_t& b : x.b) b = 0;
-    int held = -1;  // the line for which `x` is
-    uint32_t to = __shfl_sync(0xffffffffu, shared_address(c.sums + c.warp * c.sum_rows + c.lane / 4), c.lane);
-    auto operand = [&] {
-        if (held != walk.line()) x.load(c, held = walk.line(), low);
-    };
-    auto next = [&] {
-        if (walk.ends_panel()) {
-            float v = sum.take(t);
-            if (t == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
-            to += PANEL * 4;
-        }
-        walk.next();
-    };
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        if (i >= taken) break;
-        for (; !walk.mine(); next()) {}
-        operand();
-        sum.add(ahead[i], x, t);
-        next();
-    }
-    while (walk.slot < front.slot) next();  // what was passed after the last of those tiles
-    const int last = slots - 3;             // from here on the next exchange is near
-    if (c.warp == 0 && c.lane == 0 && walk.slot < last) *c.far = 1;
-    for (; walk.slot < slots; next()) {
-        if (c.warp == 0 && c.lane == 0 && walk.slot == last) *c.far = 0;
-        const bool mine = walk.mine();
-        if (mine) operand();
-        Tile<T> tile;
-        c.ring.wait_full();
-        if (mine) tile.load(c.ring.data(), walk.pair(), m, c.lane);
-        release();
-        if (mine) sum.add(tile, x, t);
-    }
+    store();
 }
 
 #endif

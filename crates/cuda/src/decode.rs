@@ -1,4 +1,4 @@
-//! One token of one sequence on Hopper: the whole forward pass as one persistent kernel (`kernels/decode.cu`).
+//! One token of one sequence on Hopper: the whole forward pass as one persistent kernel (`kernels/decode.cuh`).
 //!
 //! This prepares what the kernel needs once: how each matrix is cut into what the copy engine brings at a time, where
 //! vectors lie that the blocks exchange, and what the shared memory of a block holds.
@@ -22,8 +22,10 @@ const CONSUMERS: usize = 8;
 const LINE: usize = 128;
 /// Rows that are multiplied together.
 const PANEL: usize = 8;
-/// Groups of a panel's lines that fill a slot: two a warp.
-const CHUNK: usize = 2 * CONSUMERS;
+/// Lines of each of a panel's rows in a slot, at most.
+const BOX_LINES: usize = 16;
+/// Columns that a warp multiplies at a time.
+const UNIT: usize = 64;
 /// Shared memory of a block.
 const SHARED: usize = 232_448;
 /// Parts of a context, at most, and the floats of one head's.
@@ -31,29 +33,24 @@ const PARTS: usize = 16;
 const PARTIAL: usize = HEAD_DIM + 4;
 /// Rows of the head between two sums over the warps.
 const ROUND_ROWS: usize = 32 * PANEL;
-/// Query heads of a KV head, at most.
-const MAX_GROUP: usize = 8;
 /// Words of the counters of a layer: six exchanges, each counted on four lines.
 const LAYER_COUNTERS: usize = 6 * 4 * 32;
-/// Rotations, sums of squares, a flag, sizes of copies, and barriers.
-const FIXED: usize = 512 + 32 + 32 + 128 + 2 * 8 * 32;
+/// Rotations, sums of squares, sizes of copies, and barriers.
+const FIXED: usize = 512 + 32 + 128 + 2 * 8 * 32;
 /// Slots, at most.
 const MAX_SLOTS: usize = 32;
-/// Bytes on their way to a block while no exchange is near.
-const FAR: usize = 64 << 10;
 
 /// The matrices of a step, in the kernel's order.
 const MATRICES: usize = 5;
 
-/// How a matrix comes through the ring, as the kernel takes it.
+/// How a matrix is dealt out to the blocks, as the kernel takes it.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
-struct Chunks {
-    rows: i32,
-    cols: i32,
-    groups: i32,
-    chunk: i32,
-    chunks: i32,
+struct Deal {
+    units: i32,
+    base: i32,
+    rest: i32,
+    arrivals: u32,
 }
 
 /// As the kernel takes them.
@@ -69,7 +66,7 @@ struct Maps {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Arguments {
-    matrices: [Chunks; MATRICES],
+    deals: [Deal; MATRICES],
     embedding: [u64; 2],
     attention_norm: u64,
     q_norm: u64,
@@ -87,10 +84,6 @@ struct Arguments {
     stats: u64,
     norm_stride: i64,
     layers: i32,
-    hidden: i32,
-    ffn: i32,
-    heads: i32,
-    vocab: i32,
     blocks: i32,
     kv: i32,
     x: i32,
@@ -102,13 +95,11 @@ struct Arguments {
     slots: i32,
     slot_bytes: i32,
     vector: i32,
-    block_sums: i32,
     sums: i32,
     out: i32,
     fixed: i32,
     sum_rows: i32,
-    near: i32,
-    far: i32,
+    flying: i32,
 }
 
 /// What of the backend's memory the kernel works on.
@@ -143,10 +134,6 @@ pub struct Decode {
     _memory: Buffer,
 }
 
-/// Hidden widths at which the kernel was held against the oracle or the kernels of a layer on a device: kipp-tiny's,
-/// the 0.6B's and the 4B's. Others join when their gates have run.
-const GATED: [usize; 3] = [256, 1024, 2560];
-
 impl Decode {
     /// The kernel for a model; none where the device or the model has no use for it.
     pub fn new(
@@ -160,13 +147,11 @@ impl Decode {
         let (Some(strides), Some(kind)) = (Strides::of(weights), layers_kind(weights)) else {
             return Ok(None);
         };
-        if !GATED.contains(&spec.hidden) {
+        let Some(function) = kernels.decode(spec, kind, weights.head.kind) else {
             return Ok(None);
-        }
-        let Some(function) = kernels.decode(kind, weights.head.kind) else { return Ok(None) };
+        };
         let first = &weights.layers[0];
         let matrices = [&first.qkv, &first.o, &first.gate_up, &first.down, &weights.head];
-        let chunks = matrices.map(chunks_of);
 
         let mut end = 0;
         let mut take = |floats: usize| {
@@ -188,13 +173,13 @@ impl Decode {
         let layout = Layout::of(&matrices, spec, around.kv, multiprocessors);
 
         let maps = Maps {
-            quants: each(&matrices, |i, m| quants_map(m, &chunks[i], strides.quants[i], spec))?,
-            scales: each(&matrices, |i, m| scales_map(m, &chunks[i], strides.scales[i], spec))?,
+            quants: each(&matrices, |i, m| quants_map(m, strides.quants[i], spec))?,
+            scales: each(&matrices, |i, m| scales_map(m, strides.scales[i], spec))?,
             cache: cache_map(spec, &around)?,
         };
         let counters_at = memory.address() + vectors as u64;
         let arguments = Arguments {
-            matrices: chunks,
+            deals: std::array::from_fn(|i| Deal::of(matrices[i], i, multiprocessors)),
             embedding: [weights.embedding.quants, weights.embedding.scales],
             attention_norm: first.attention_norm,
             q_norm: first.q_norm,
@@ -212,10 +197,6 @@ impl Decode {
             stats: around.stats,
             norm_stride: strides.norms as i64 / 4,
             layers: spec.layers as i32,
-            hidden: spec.hidden as i32,
-            ffn: spec.ffn as i32,
-            heads: spec.heads as i32,
-            vocab: spec.vocab as i32,
             blocks: around.blocks as i32,
             kv: i32::from(around.kv == KvKind::Q8_0),
             x,
@@ -227,13 +208,11 @@ impl Decode {
             slots: layout.slots as i32,
             slot_bytes: layout.slot_bytes as i32,
             vector: layout.vector as i32,
-            block_sums: layout.block_sums as i32,
             sums: layout.sums as i32,
             out: layout.out as i32,
             fixed: layout.fixed as i32,
             sum_rows: layout.sum_rows as i32,
-            near: near(spec.hidden) as i32,
-            far: FAR as i32,
+            flying: flying(&matrices, spec.hidden) as i32,
         };
         function.allow_shared(SHARED as u32)?;
         Ok(Some(Decode {
@@ -269,10 +248,31 @@ impl Decode {
     }
 }
 
-/// Bytes on their way to a block while an exchange is near: more would lengthen the queues that it stands in, and short
+/// Bytes on their way to a block, at most: a few full slots. More would lengthen the queues that the exchanges stand in, and short
 /// phases gain more from short queues than they lose in bandwidth.
-fn near(hidden: usize) -> usize {
-    if hidden <= 1024 { 32 << 10 } else { 48 << 10 }
+fn flying(matrices: &[&Projection; MATRICES], hidden: usize) -> usize {
+    let slots = if hidden <= 1024 { 2 } else { 3 };
+    slots * matrices.iter().map(|m| slot_bytes(m)).max().unwrap_or_default()
+}
+
+/// Panels of a unit of work: gate and up rows are dealt out in pairs.
+fn unit_rows(matrix: usize) -> usize {
+    if matrix == 2 { 2 * PANEL } else { PANEL }
+}
+
+impl Deal {
+    fn of(p: &Projection, matrix: usize, blocks: usize) -> Self {
+        let units = p.rows / unit_rows(matrix);
+        let (base, rest) = (units / blocks, units % blocks);
+        let publishers = |units: usize| (units * PANEL).div_ceil(32);
+        let arrivals = rest * publishers(base + 1) + (blocks - rest) * publishers(base);
+        Deal {
+            units: units as i32,
+            base: base as i32,
+            rest: rest as i32,
+            arrivals: arrivals as u32,
+        }
+    }
 }
 
 /// The one type of all layers' matrices, if the embedding has the head's.
@@ -324,49 +324,46 @@ fn row_sizes(p: &Projection) -> (usize, usize) {
     (p.cols / 32 * quants, p.cols / 32 * scales / 4)
 }
 
-/// A matrix in as few equal chunks as slots allow; a chunk is a whole number of tiles of two groups.
-fn chunks_of(p: &Projection) -> Chunks {
-    let groups = row_sizes(p).0 / LINE;
-    let chunks = groups.div_ceil(CHUNK);
-    let chunk = groups.div_ceil(chunks).next_multiple_of(2);
-    Chunks {
-        rows: p.rows as i32,
-        cols: p.cols as i32,
-        groups: groups as i32,
-        chunk: chunk as i32,
-        chunks: groups.div_ceil(chunk) as i32,
-    }
+/// Lines of a row in a slot.
+fn box_lines(p: &Projection) -> usize {
+    (row_sizes(p).0 / LINE).min(BOX_LINES)
 }
 
-/// Words of a row of scales in a slot; the four beyond the chunk's spread the rows over the banks.
-fn scales_pitch(p: &Projection, chunks: &Chunks) -> usize {
+/// Words of a row of scales in a slot; the four beyond the box's spread the rows over the banks.
+fn scales_pitch(p: &Projection) -> usize {
     let (quants, scales) = row_sizes(p);
-    scales * LINE / quants * chunks.chunk as usize + 4
+    scales * LINE / quants * box_lines(p) + 4
 }
 
-fn quants_map(p: &Projection, chunks: &Chunks, stride: u64, spec: &Spec) -> Result<TensorMap> {
-    let (bytes, _) = row_sizes(p);
+/// Bytes of a slot of quants and their scales.
+fn slot_bytes(p: &Projection) -> usize {
+    let scales = if row_sizes(p).1 == 0 { 0 } else { PANEL * scales_pitch(p) * 4 };
+    box_lines(p) * PANEL * LINE + scales
+}
+
+fn quants_map(p: &Projection, stride: u64, spec: &Spec) -> Result<TensorMap> {
+    let bytes = row_sizes(p).0;
     TensorMap::tensor(
         p.quants,
         Element::U8,
-        &[LINE as u64, p.rows as u64, chunks.groups as u64, spec.layers as u64],
+        &[LINE as u64, p.rows as u64, (bytes / LINE) as u64, spec.layers as u64],
         &[bytes as u64, LINE as u64, stride],
-        &[LINE as u32, PANEL as u32, chunks.chunk as u32, 1],
+        &[LINE as u32, PANEL as u32, box_lines(p) as u32, 1],
         true,
     )
 }
 
-fn scales_map(p: &Projection, chunks: &Chunks, stride: u64, spec: &Spec) -> Result<TensorMap> {
-    let (_, words) = row_sizes(p);
+fn scales_map(p: &Projection, stride: u64, spec: &Spec) -> Result<TensorMap> {
+    let words = row_sizes(p).1;
     if words == 0 {
-        return quants_map(p, chunks, stride.max(16), spec); // not used
+        return quants_map(p, stride.max(16), spec); // not used
     }
     TensorMap::tensor(
         p.scales,
         Element::F32,
         &[words as u64, p.rows as u64, spec.layers as u64],
         &[words as u64 * 4, stride],
-        &[scales_pitch(p, chunks) as u32, PANEL as u32, 1],
+        &[scales_pitch(p) as u32, PANEL as u32, 1],
         false,
     )
 }
@@ -390,7 +387,6 @@ struct Layout {
     slots: usize,
     slot_bytes: usize,
     vector: usize,
-    block_sums: usize,
     sums: usize,
     out: usize,
     fixed: usize,
@@ -399,30 +395,25 @@ struct Layout {
 
 impl Layout {
     fn of(matrices: &[&Projection; MATRICES], spec: &Spec, kv: KvKind, blocks: usize) -> Self {
-        let mut slot_bytes = match kv {
+        let mut slot = match kv {
             KvKind::Bf16 => 2 * engine::batch::BLOCK * HEAD_DIM * 2,
             KvKind::Q8_0 => 2 * engine::batch::BLOCK * (HEAD_DIM + 4),
         };
-        let (mut vector, mut block_sums, mut sum_rows) = (attention_bytes(), 0, ROUND_ROWS);
+        let group = spec.heads / KV_HEADS;
+        let (mut vector, mut sum_rows) = (attention_bytes(group), ROUND_ROWS);
         for (i, p) in matrices.iter().enumerate() {
-            let chunks = chunks_of(p);
-            let (bytes, words) = row_sizes(p);
-            let scales = if words == 0 { 0 } else { PANEL * scales_pitch(p, &chunks) * 4 };
-            slot_bytes = slot_bytes.max(chunks.chunk as usize * PANEL * LINE + scales);
-            let padded = p.cols.next_multiple_of(2 * LINE * p.cols / bytes);
-            vector = vector.max(2 * padded * 2 + 64);
-            block_sums = block_sums.max(padded / 32 * 4);
+            slot = slot.max(slot_bytes(p));
+            let units = (p.cols / UNIT).div_ceil(CONSUMERS); // of a warp
+            vector = vector.max(CONSUMERS * 2 * (units * UNIT * 2 + 16));
             if i + 1 < MATRICES {
-                // Gate and up rows are dealt out in pairs of panels.
-                let unit = if i == 2 { 2 * PANEL } else { PANEL };
+                let unit = unit_rows(i);
                 sum_rows = sum_rows.max((p.rows / unit).div_ceil(blocks) * unit);
             }
         }
-        let slot_bytes = slot_bytes.next_multiple_of(1024);
-        let group = spec.heads / KV_HEADS;
+        let slot_bytes = slot.next_multiple_of(1024);
         let sums = CONSUMERS * sum_rows * 4;
         let out = sum_rows.max(group * PARTIAL) * 4;
-        let sizes = [vector, block_sums, sums, out, FIXED].map(|n: usize| n.next_multiple_of(128));
+        let sizes = [vector, sums, out, FIXED].map(|n: usize| n.next_multiple_of(128));
         let rest: usize = sizes.iter().sum();
         let slots = ((SHARED - 1024 - rest) / slot_bytes).min(MAX_SLOTS);
         let mut end = slots * slot_bytes;
@@ -434,18 +425,17 @@ impl Layout {
             slots,
             slot_bytes,
             vector: take(sizes[0]),
-            block_sums: take(sizes[1]),
-            sums: take(sizes[2]),
-            out: take(sizes[3]),
-            fixed: take(sizes[4]),
+            sums: take(sizes[1]),
+            out: take(sizes[2]),
+            fixed: take(sizes[3]),
             sum_rows,
         }
     }
 }
 
 /// What attention keeps where the vectors of the products lie in other phases (`AttentionMemory`).
-fn attention_bytes() -> usize {
-    CONSUMERS * MAX_GROUP * PARTIAL * 4 + 2 * MAX_GROUP * HEAD_DIM * 2 + 2 * HEAD_DIM * 2 + 16
+fn attention_bytes(group: usize) -> usize {
+    CONSUMERS * group * PARTIAL * 4 + 2 * group * HEAD_DIM * 2 + 2 * HEAD_DIM * 2 + 16
 }
 
 /// An array whose elements may fail.
@@ -494,17 +484,26 @@ mod tests {
                     p(kind, spec.hidden, spec.ffn),
                     p(head, spec.vocab, spec.hidden),
                 ];
-                for m in &matrices {
-                    let c = chunks_of(m);
-                    assert!(c.chunk % 2 == 0 && c.chunk as usize <= CHUNK);
-                    assert!(c.chunk * c.chunks >= c.groups && c.chunk * (c.chunks - 1) < c.groups);
-                    assert!(scales_pitch(m, &c) <= 256);
+                for (i, m) in matrices.iter().enumerate() {
+                    // Full slots are shared evenly by the warps, and the smallest copy has whole 16 bytes.
+                    let (bytes, _) = row_sizes(m);
+                    assert!(bytes.is_multiple_of(LINE) && scales_pitch(m) <= 256);
+                    let units = box_lines(m) * (m.cols * LINE / bytes) / UNIT;
+                    assert!(bytes / LINE <= BOX_LINES || units.is_multiple_of(CONSUMERS));
+                    // Every unit has an owner, and every warp that publishes is awaited.
+                    let deal = Deal::of(m, i, 132);
+                    assert_eq!(132 * deal.base + deal.rest, deal.units);
+                    assert!(deal.arrivals >= deal.units.min(132) as u32);
                 }
                 for kv in [KvKind::Bf16, KvKind::Q8_0] {
                     let layout = Layout::of(&matrices.each_ref(), spec, kv, 132);
                     assert!(layout.slots >= 4, "{}: {layout:?}", checkpoint.id);
                     assert!(1024 + layout.fixed + FIXED <= SHARED);
                     assert!(layout.sum_rows / 2 <= CONSUMERS * 32);
+                    assert!(
+                        flying(&matrices.each_ref(), spec.hidden)
+                            <= layout.slots * layout.slot_bytes
+                    );
                 }
             }
         }

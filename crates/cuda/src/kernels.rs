@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use engine::{BackendError, KvKind};
-use model::KV_HEADS;
+use model::{KV_HEADS, Spec};
 
 use crate::backend::Options;
 use crate::batch::{BatchKernels, Residual, Use};
@@ -42,6 +42,13 @@ const DECODED: [(Kind, Kind); 4] = [
     (Kind::Q4_0, Kind::Q8_0),
     (Kind::Q4_1, Kind::Q8_0),
 ];
+
+/// Hidden width, FFN width and heads.
+type Dimensions = (usize, usize, usize);
+/// The checkpoints that `decode` is compiled for: the registry's whose gates it has met on a device. kipp-tiny and the 0.6B, of which some
+/// blocks have no share of a phase, wait for theirs (docs/kernels.md, Step).
+const CHECKPOINTS: [Dimensions; 5] =
+    [(2048, 6144, 16), (2560, 9728, 32), (4096, 12288, 32), (5120, 17408, 40), (5120, 25600, 64)];
 
 /// What becomes of a projection's sums.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -154,8 +161,8 @@ pub struct Kernels {
     prefill: Option<Prefill>,
     /// Batches, likewise.
     batch: Option<BatchKernels>,
-    /// The whole step of one token by the types of layers and head, likewise.
-    decode: Vec<((Kind, Kind), Function)>,
+    /// The whole step of one token by checkpoint and the types of layers and head, likewise.
+    decode: Vec<((Dimensions, Kind, Kind), Function)>,
     embed: [Function; 4],
     /// By what is handed over.
     repack: [Function; 5],
@@ -244,9 +251,12 @@ impl Kernels {
         attend_split.allow_shared(SPLIT_RINGS)?;
         let attend_batch = by_kv("attend_batch")?;
         attend_batch.allow_shared(SPLIT_RINGS)?;
-        let decode = |&(layers, head): &(Kind, Kind)| {
+        let decode = |(&checkpoint, &(layers, head)): (&Dimensions, &(Kind, Kind))| {
             let [name, head_name] = [layers, head].map(|kind| Kind::NAMES[kind as usize]);
-            Ok(((layers, head), find("decode", &format!("decode_{name}_{head_name}"))?))
+            let source = format!("decode_{}", name.to_lowercase());
+            let (hidden, ffn, heads) = checkpoint;
+            let kernel = format!("decode_{hidden}_{ffn}_{heads}_{name}_{head_name}");
+            Ok(((checkpoint, layers, head), find(&source, &kernel)?))
         };
         let multiprocessors = context.device.multiprocessors as usize;
         // splits x rows is at most 160 x 128 wherever `project_many` splits (`splits`).
@@ -263,7 +273,11 @@ impl Kernels {
                 false => None,
             },
             decode: match hopper && !options.deterministic {
-                true => DECODED.iter().map(decode).collect::<Result<_>>()?,
+                true => CHECKPOINTS
+                    .iter()
+                    .flat_map(|c| DECODED.iter().map(move |kinds| (c, kinds)))
+                    .map(decode)
+                    .collect::<Result<_>>()?,
                 false => Vec::new(),
             },
             embed: kinds("embed")?,
@@ -283,12 +297,10 @@ impl Kernels {
         })
     }
 
-    /// The kernel of a one-token step, if there is one for these types.
-    pub fn decode(&self, layers: Kind, head: Kind) -> Option<Function> {
-        self.decode
-            .iter()
-            .find(|(kinds, _)| *kinds == (layers, head))
-            .map(|&(_, function)| function)
+    /// The kernel of a one-token step, if there is one for these dimensions and types.
+    pub fn decode(&self, spec: &Spec, layers: Kind, head: Kind) -> Option<Function> {
+        let wanted = ((spec.hidden, spec.ffn, spec.heads), layers, head);
+        self.decode.iter().find(|(which, _)| *which == wanted).map(|&(_, function)| function)
     }
 
     /// `blocks` blocks of 32 elements of whole rows of a file to their place in a matrix.

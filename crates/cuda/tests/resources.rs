@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 /// Kernels that may spill more: `project_many` serves cards without Hopper's instructions, and spills outside its loop; `decode`
-/// spills tiles that it holds while it waits, and is slower than it is to be (docs/kernels.md, Step); 4-bit weights of 8B and more spill up to seven words outside the loop at 65 to 128 tokens.
+/// keeps values of all phases in registers and spills some of them for a phase; 4-bit weights of 8B and more spill up to seven words outside the loop at 65 to 128 tokens.
 const MAY_SPILL: &[&str] = &[
     "project_many_",
     "decode_",

@@ -1,0 +1,4 @@
+// The decode kernels for layers of type F16; decode.cuh says it all.
+#include "decode.cuh"
+
+CHECKPOINTS(F16, F16)

@@ -1,0 +1,4 @@
+// The decode kernels for layers of type Q4_1; decode.cuh says it all.
+#include "decode.cuh"
+
+CHECKPOINTS(Q4_1, Q8_0)
