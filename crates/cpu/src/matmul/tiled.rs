@@ -4,7 +4,9 @@
 //!
 //! For pairs of inputs (Winograd, "A new algorithm for inner product", 1968)
 //!
-//!     x0 w0 + x1 w1 = (x0 + w1) (x1 + w0) - x0 x1 - w0 w1
+//! ```text
+//! x0 w0 + x1 w1 = (x0 + w1) (x1 + w0) - x0 x1 - w0 w1
+//! ```
 //!
 //! One multiplication and two additions instead of two multiplications; the last two terms are sums of a
 //! token's and of a row's own, computed once for all rows and all tokens. In 32-bit integers all of it is
