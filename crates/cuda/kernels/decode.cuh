@@ -272,6 +272,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& args, const DecodeMaps&
 #define RUN(hidden, ffn, heads, layers, head)
 #endif
 #define CHECKPOINTS(layers, head)                                                                                             \
+    KERNEL(256, 768, 16, layers, head)                                                                                        \
+    KERNEL(1024, 3072, 16, layers, head)                                                                                      \
     KERNEL(2048, 6144, 16, layers, head)                                                                                      \
     KERNEL(2560, 9728, 32, layers, head)                                                                                      \
     KERNEL(4096, 12288, 32, layers, head)                                                                                     \

@@ -45,10 +45,16 @@ const DECODED: [(Kind, Kind); 4] = [
 
 /// Hidden width, FFN width and heads.
 type Dimensions = (usize, usize, usize);
-/// The checkpoints that `decode` is compiled for: the registry's whose gates it has met on a device. kipp-tiny and the 0.6B, of which some
-/// blocks have no share of a phase, wait for theirs (docs/kernels.md, Step).
-const CHECKPOINTS: [Dimensions; 5] =
-    [(2048, 6144, 16), (2560, 9728, 32), (4096, 12288, 32), (5120, 17408, 40), (5120, 25600, 64)];
+/// The checkpoints that `decode` is compiled for: the registry's.
+const CHECKPOINTS: [Dimensions; 7] = [
+    (256, 768, 16),
+    (1024, 3072, 16),
+    (2048, 6144, 16),
+    (2560, 9728, 32),
+    (4096, 12288, 32),
+    (5120, 17408, 40),
+    (5120, 25600, 64),
+];
 
 /// What becomes of a projection's sums.
 #[derive(Debug, Clone, Copy, PartialEq)]
