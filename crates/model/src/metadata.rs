@@ -76,6 +76,7 @@ pub(crate) fn check(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)
         let expected = "one file (llama.cpp's `llama-gguf-split --merge` puts several together)";
         return Err(Error::mismatch(format_args!("`{SPLITS}`"), expected, files));
     }
+    neutral(gguf)?;
     if gguf.get(CHECKPOINT).is_none() || is_rewritten(gguf) {
         return check_foreign(gguf);
     }
@@ -205,6 +206,24 @@ fn origin(gguf: &Gguf) -> Result<Origin> {
     }
     let sha256 = require_array(gguf, SHA256)?.strings().map(Cow::into_owned).collect();
     Ok(if revision == UNKNOWN { Origin::Unproven { sha256 } } else { Origin::Pinned { sha256 } })
+}
+
+/// Refuses keys that no file of the family needs and that ask for a computation other than the family's: positions
+/// that are stretched, experts, an embedding instead of a next token. Their neutral values may stand there.
+fn neutral(gguf: &Gguf) -> Result<()> {
+    let neutral = [
+        ("rope.dimension_count", size(HEAD_DIM)),
+        ("rope.scaling.type", string("none")),
+        ("rope.scaling.factor", Value::F32(1.0)),
+        ("rope.scaling.attn_factor", Value::F32(1.0)),
+        ("rope.scale_linear", Value::F32(1.0)),
+        ("attention.causal", Value::Bool(true)),
+        ("expert_count", size(0)),
+        ("pooling_type", size(0)),
+    ];
+    let present = neutral.map(|(key, value)| pair(&format!("{ARCHITECTURE}.{key}"), value));
+    let present = present.into_iter().filter(|(key, _)| gguf.get(key).is_some());
+    equal(gguf, &present.collect::<Pairs>())
 }
 
 /// A file without kipp's keys: its dimensions, and where they leave a choice its name, select the

@@ -144,6 +144,35 @@ fn metadata_that_differs_from_the_registry_is_refused() {
     }
 }
 
+/// What would change the computation is refused, not left out; what changes nothing may be said.
+#[test]
+fn settings_that_the_family_does_not_have_are_refused() {
+    let (metadata, tensors) = parts();
+    let mut foreign = metadata.clone();
+    foreign.retain(|(key, _)| !key.starts_with("kipp."));
+    let text = |text: &str| Value::String(text.into());
+    let cases = [
+        ("rope.scaling.type", text("none"), text("yarn"), r#"expected "none", found "yarn""#),
+        ("rope.scaling.factor", Value::F32(1.0), Value::F32(4.0), "expected 1, found 4"),
+        ("rope.scaling.attn_factor", Value::F32(1.0), Value::F32(1.2), "expected 1, found 1.2"),
+        ("rope.scale_linear", Value::F32(1.0), Value::F32(2.0), "expected 1, found 2"),
+        ("rope.dimension_count", Value::U64(128), Value::U32(64), "expected 128, found 64"),
+        ("attention.causal", Value::Bool(true), Value::Bool(false), "expected true, found false"),
+        ("expert_count", Value::U32(0), Value::U32(128), "expected 0, found 128"),
+        ("pooling_type", Value::U32(0), Value::U32(3), "expected 0, found 3"),
+    ];
+    for (key, neutral, other, reason) in cases {
+        for metadata in [&metadata, &foreign] {
+            let mut metadata = metadata.clone();
+            metadata.push((format!("qwen3.{key}"), neutral.clone()));
+            assert!(open(&metadata, &tensors).is_ok(), "{key}");
+            metadata.last_mut().unwrap().1 = other.clone();
+            let error = open(&metadata, &tensors).err().unwrap().to_string();
+            assert_eq!(error, format!("`qwen3.{key}`: {reason}"));
+        }
+    }
+}
+
 /// Other programs copy the keys that they do not know, so they say what the file was.
 #[test]
 fn a_file_that_another_program_quantised_is_foreign() {
