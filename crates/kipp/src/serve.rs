@@ -8,10 +8,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use engine::batch::BLOCK;
 use engine::{Engine, KvConfig, Service, Settings};
+use model::Spec;
 use server::{Card, Config, Ended, Loaded, Server, Tls};
 use text::Tokenizer;
 use tokio::sync::watch;
 
+use crate::backends::BackendName;
 use crate::options::{ModelOptions, parse_size};
 use crate::output::{complain, size, wrong_usage};
 use crate::speculation::SpeculationOptions;
@@ -54,8 +56,8 @@ pub struct Args {
     /// Tokens that one step evaluates at most
     #[arg(long, env = "KIPP_TOKEN_BUDGET", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
     token_budget: u16,
-    /// Bytes for keys and values, e.g. 4096M; half of what is free behind the weights if left out, on a GPU
-    /// four fifths
+    /// Bytes for keys and values, e.g. 4096M; if left out, as many as the weights have or four whole contexts
+    /// need, at most half of what is free behind the weights; on a GPU four fifths of what is free there
     #[arg(long, env = "KIPP_KV_MEMORY", value_parser = parse_size)]
     kv_memory: Option<usize>,
     /// Largest body of a request in bytes
@@ -124,10 +126,15 @@ impl Args {
     /// The KV cache, given the positions that a request may have and the bytes that there are: what was asked
     /// for, or `room`, and never more than all requests at once could fill. Also those positions, which are
     /// fewer if the memory holds no more.
-    fn kv(&self, layers: usize, context: usize, room: Option<u64>) -> Result<(KvConfig, usize)> {
+    fn kv(&self, spec: &Spec, context: usize, room: Option<u64>) -> Result<(KvConfig, usize)> {
+        let layers = spec.layers;
         let one = self.model.kv_config(context);
         let most = one.blocks * usize::from(self.max_seqs);
         let each = KvConfig { blocks: 1, ..one }.bytes(layers);
+        // The machine's memory is other programs' too: a cache that dwarfs its model is seldom filled.
+        let shared = self.model.backend != BackendName::Cuda;
+        let modest = (4 * one.bytes(layers)).max(2 * spec.matrix_weights() as u64);
+        let room = room.map(|room| if shared { room.min(modest) } else { room });
         let memory = self.kv_memory.map(|bytes| bytes as u64).or(room);
         let blocks = memory.map_or(4 * one.blocks, |bytes| (bytes / each) as usize).min(most);
         let held = blocks * BLOCK;
@@ -156,7 +163,7 @@ fn load(args: &Args) -> Result<(Loaded, String)> {
     let asked = args.model.context(&model)?;
     let mut prepared = args.model.prepare(&model)?;
     // Only now is it known what the weights leave.
-    let (kv, context) = args.kv(model.spec().layers, asked, (prepared.room)())?;
+    let (kv, context) = args.kv(model.spec(), asked, (prepared.room)())?;
     let backend = (prepared.make)(kv)?;
     let settings = Settings {
         max_running: args.max_seqs.into(),
@@ -169,12 +176,11 @@ fn load(args: &Args) -> Result<(Loaded, String)> {
         engine.speculate(speculation);
     }
     let banner = format!(
-        "checkpoint {} at {}, {}; context {context}{}; {} KV blocks, {}; backend {} on {} threads",
+        "checkpoint {} at {}, {}; context {context}{}; KV cache {} for {positions} positions; backend {} on {} threads",
         checkpoint.id,
         &checkpoint.revision[..12],
         model.scheme.name(),
         if context < asked { format!(" of {asked}: the memory holds no more") } else { "".into() },
-        kv.blocks,
         size(kv.bytes(model.spec().layers)),
         args.model.backend.name(),
         args.model.threads(),
