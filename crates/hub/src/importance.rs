@@ -43,9 +43,8 @@ impl Squares {
 impl Importance {
     /// Reads a file and checks it against a checkpoint's matrices.
     pub fn read(path: &Path, spec: &Spec) -> Result<Self> {
-        Gguf::open(path)
-            .and_then(|gguf| Self::check(&gguf, spec))
-            .map_err(|error| error.in_file(path))
+        let gguf = Gguf::open(path)?;
+        Self::check(&gguf, spec).map_err(|error| error.in_file(path))
     }
 
     fn check(gguf: &Gguf, spec: &Spec) -> Result<Self> {

@@ -9,8 +9,9 @@ use engine::{Backend, Batch, KvConfig, KvKind, KvPool, Oracle, Output, Sequence}
 use hub::{Importance, Squares};
 use text::{Special, Tokenizer};
 
+use crate::backends::BackendName;
 use crate::options::ModelOptions;
-use crate::output::{complain, print};
+use crate::output::{check_target, complain, print, wrong_usage};
 
 /// Measures how much each input of a model's matrices matters on a text, for `kipp quantize --imatrix`.
 ///
@@ -36,6 +37,10 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
+    if !matches!(args.model.backend, BackendName::Cpu | BackendName::Oracle) {
+        return Err(wrong_usage("--backend: expected oracle, which alone shows its inputs"));
+    }
+    check_target("--out", &args.out)?;
     let model = args.model.open()?;
     let name = args.text.display().to_string();
     let text = std::fs::read_to_string(&args.text).with_context(|| name.clone())?;

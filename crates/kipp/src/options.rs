@@ -164,13 +164,13 @@ pub struct SamplingOptions {
     #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Draw from this many of the most probable tokens; 0 is off
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub top_k: u32,
     /// Draw only tokens at least this probable, relative to the best
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub min_p: f32,
     /// Makes a run repeatable; random if left out
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Makes tokens that occurred less likely; 1 is off
     #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
+use std::path::Path;
 
 use anyhow::Result;
 use model::{Model, Origin};
@@ -35,6 +36,18 @@ impl Error for WrongUsage {}
 /// Wrong usage that names the flag, what was expected and what was found.
 pub fn wrong_usage(message: impl Into<String>) -> anyhow::Error {
     WrongUsage(message.into()).into()
+}
+
+/// Refuses a place where no file can be written, before the work begins whose result is to go there.
+pub fn check_target(flag: &str, path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+        let found = path.display();
+        return Err(wrong_usage(format!(
+            "{flag}: expected a file in a folder that is there, found {found}"
+        )));
+    }
+    Ok(())
 }
 
 /// Whether an error only says that the reader of our output is gone.

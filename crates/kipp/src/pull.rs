@@ -5,7 +5,8 @@ use hub::Hub;
 use hub::pull::Stage;
 use model::{Model, Scheme};
 
-use crate::output::{complain, print, wrong_usage};
+use crate::doctor::weight_bytes;
+use crate::output::{complain, print, size, wrong_usage};
 use crate::progress::Meter;
 use crate::store::{self, BUILTIN, Reference, parse_scheme};
 
@@ -35,8 +36,10 @@ pub fn run(args: Args) -> Result<()> {
                     "--scheme: expected {named}, as the model says, found {scheme}"
                 )));
             }
-            (named, scheme) => named.or(scheme).unwrap_or(Scheme::Bf16),
+            (named, scheme) => named.or(scheme),
         };
+    let unsaid = scheme.is_none();
+    let scheme = scheme.unwrap_or(Scheme::Bf16);
     let head = args.head.as_deref().map(|head| parse_scheme("--head", head)).transpose()?;
     let schemes = (scheme, head.unwrap_or(scheme.default_head()));
     let out = store::path_of(checkpoint, scheme)?;
@@ -54,6 +57,18 @@ pub fn run(args: Args) -> Result<()> {
             meter.show("converting", done, total);
         })?;
         return print(&format!("{}\n", out.display()));
+    }
+    if unsaid {
+        let sized = |scheme: Scheme| {
+            format!(
+                "{}:{}, {}",
+                checkpoint.id,
+                scheme.name(),
+                size(weight_bytes(checkpoint, scheme))
+            )
+        };
+        let schemes = Scheme::ALL.map(sized).join("; ");
+        complain(&format!("as published, bf16; what else `pull` makes of it: {schemes}"));
     }
     // Whatever has come is journalled, so that ending at once loses nothing.
     ctrlc::set_handler(|| {

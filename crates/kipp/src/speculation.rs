@@ -17,7 +17,7 @@ pub struct SpeculationOptions {
     /// guesses are good
     #[arg(long, value_enum, value_name = "HOW", env = "KIPP_SPEC")]
     spec: Option<SpecName>,
-    /// The smaller model that guesses, for --spec draft
+    /// The smaller model that guesses; with it, --spec draft goes without saying
     #[arg(long, value_name = "MODEL", env = "KIPP_DRAFT_MODEL", required_if_eq("spec", "draft"))]
     draft_model: Option<String>,
 }
@@ -40,7 +40,9 @@ impl SpeculationOptions {
         model: &Model,
         positions: usize,
     ) -> Result<Option<Speculation>> {
-        let Some(spec) = self.spec else { return Ok(None) };
+        let Some(spec) = self.spec.or(self.draft_model.as_ref().map(|_| SpecName::Draft)) else {
+            return Ok(None);
+        };
         let drafter: Box<dyn Drafter> = match spec {
             SpecName::Ngram => Box::<Ngram>::default(),
             SpecName::Draft => {

@@ -143,7 +143,14 @@ fn find(checkpoint: &Checkpoint, scheme: Option<Scheme>) -> Result<PathBuf> {
         }
     }
     let folder = folder()?;
-    let name =
-        scheme.map_or(checkpoint.id.to_string(), |s| format!("{}:{}", checkpoint.id, s.name()));
-    bail!("model: {name} is not in {}; `kipp pull {name}` brings it", folder.display())
+    let (id, folder) = (checkpoint.id, folder.display());
+    match scheme.map(Scheme::name) {
+        Some(scheme) => {
+            bail!("model: {id}:{scheme} is not in {folder}; `kipp pull {id}:{scheme}` brings it")
+        }
+        None => bail!(
+            "model: {id} is not in {folder}; `kipp pull {id}:q8_0` brings it with 8-bit weights, \
+             `kipp pull {id}` as it was published"
+        ),
+    }
 }

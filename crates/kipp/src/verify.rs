@@ -15,7 +15,7 @@ use crate::backends::{BackendName, MetalClass, Prepared};
 use crate::gates;
 use crate::machine;
 use crate::options::{KvName, ModelOptions, SyntheticOptions, parse_size};
-use crate::output::{origin, print, wrong_usage};
+use crate::output::{check_target, origin, print, wrong_usage};
 use crate::store::Reference;
 
 /// Checks backends against the scalar oracle on this machine.
@@ -88,6 +88,7 @@ impl ValueEnum for Checked {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
+    args.json.iter().try_for_each(|path| check_target("--json", path))?;
     let options = args.options(BackendName::Cpu);
     let model = args.synthetic.open_or(&options)?;
     options.context(&model)?;

@@ -143,6 +143,30 @@ fn a_conversation_ends_with_its_input() {
     assert_eq!(stdout(&whole), stdout(&cut));
     assert!(!stdout(&cut).trim().is_empty());
     assert!(!stdout(&cut).contains(['\x1b', '>']), "prompts and colours are for terminals");
+    // So does a message that was to have more lines.
+    for cut in [&b"hi\\"[..], b"\"\"\"hi"] {
+        assert_eq!(stdout(&run(&args, cut)), stdout(&whole));
+    }
+}
+
+#[test]
+fn a_conversation_is_saved_as_it_was_loaded() {
+    let folder = std::env::temp_dir();
+    let [from, to] = ["from", "to"]
+        .map(|name| folder.join(format!("kipp-{}-chat-{name}.json", std::process::id())));
+    let call = r#"{"type": "function", "function": {"name": "f", "arguments": "{\"n\": 1}"}}"#;
+    let messages = format!(
+        r#"{{"messages": [{{"role": "system", "content": "s"}}, {{"role": "user", "content": "q"}},
+        {{"role": "assistant", "content": "", "reasoning_content": "t", "tool_calls": [{call}]}},
+        {{"role": "tool", "content": "r"}}]}}"#
+    );
+    std::fs::write(&from, &messages).expect("written");
+    let talk = format!("/load {}\n/set think maybe\n/save {}\n", from.display(), to.display());
+    let output = run(&["chat"], talk.as_bytes());
+    assert_eq!(stderr(&output).trim(), "think: expected on or off, found maybe");
+    let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+    assert_eq!(read(&std::fs::read_to_string(&to).expect("saved")), read(&messages));
+    std::fs::remove_file(from).and(std::fs::remove_file(to)).expect("removed");
 }
 
 /// Case CU-01: what cannot run is refused with the reason, and nothing else runs in its place.
@@ -155,6 +179,27 @@ fn a_backend_that_is_not_there_is_refused() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(stdout(&output), "");
     assert!(stderr(&output).contains("backend unavailable"), "{}", stderr(&output));
+}
+
+/// What a long run would end with is refused before it begins.
+#[test]
+fn where_nothing_can_be_written_nothing_is_begun() {
+    let refused = |args: &[&str]| {
+        let output = run(args, b"");
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert_eq!(stdout(&output), "", "{args:?}");
+        stderr(&output).trim().to_owned()
+    };
+    for (verb, flag) in [("verify", "--json"), ("bench", "--plot"), ("imatrix", "--out")] {
+        let text: &[&str] = if verb == "imatrix" { &["--text", "x"] } else { &[] };
+        let message = refused(&[&[verb, flag, "no/such/folder/x"][..], text].concat());
+        let expected = "expected a file in a folder that is there, found no/such/folder/x";
+        assert_eq!(message, format!("kipp: {flag}: {expected}"));
+    }
+    let message = refused(&["bench", "--plot", "x.svg"]);
+    assert!(message.starts_with("kipp: --plot: expected figures at two depths"), "{message}");
+    let message = refused(&["imatrix", "--backend", "cuda", "--text", "x", "--out", "x"]);
+    assert_eq!(message, "kipp: --backend: expected oracle, which alone shows its inputs");
 }
 
 #[test]

@@ -100,6 +100,18 @@ fn schemes_of_the_built_in_model_are_made_listed_used_and_removed() {
     // The repository's name is as good as the id.
     let missing = models.refusal(&["chat", "Qwen/Qwen3-4B:q8_0"]);
     assert!(missing.contains("`kipp pull qwen3-4b:q8_0` brings it"), "{missing}");
+    let missing = models.refusal(&["chat", "qwen3-4b"]);
+    assert!(
+        missing.contains("`kipp pull qwen3-4b:q8_0` brings it with 8-bit weights"),
+        "{missing}"
+    );
+    let unsaid =
+        models.command(&["pull", "qwen3-0.6b"]).env("HF_ENDPOINT", "http://127.0.0.1:1").output();
+    let unsaid = stderr(&unsaid.expect("kipp starts"));
+    assert!(
+        unsaid.starts_with("as published, bf16;") && unsaid.contains("qwen3-0.6b:q4_0, 336 MB"),
+        "{unsaid}"
+    );
     // A folder that cannot be made is told by name.
     let file = models.file("file");
     fs::write(&file, "").expect("written");

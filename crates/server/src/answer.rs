@@ -48,6 +48,10 @@ pub struct Splitter {
     pub thinking: Option<Thinking>,
     /// Takes calls out, where tools are on offer.
     pub calls: Option<ToolCalls>,
+    /// Whether nothing behind the first call counts.
+    pub one_call: bool,
+    /// Whether there was a call.
+    pub called: bool,
 }
 
 impl Splitter {
@@ -75,9 +79,15 @@ impl Splitter {
             None => said.push(Said::Text(parts.content)),
         }
         for event in said {
+            if self.one_call && self.called {
+                break;
+            }
             match event {
                 Said::Text(text) => step.content.push_str(&text),
-                Said::Call(call) => step.calls.push(call),
+                Said::Call(call) => {
+                    self.called = true;
+                    step.calls.push(call);
+                }
             }
         }
     }
@@ -152,7 +162,6 @@ struct Reader {
     /// Counts until the engine's own come with the end.
     usage: Usage,
     reasoning_tokens: usize,
-    called: bool,
     ended: bool,
 }
 
@@ -194,7 +203,6 @@ impl Answers {
                 last_token: None,
                 usage,
                 reasoning_tokens: 0,
-                called: false,
                 ended: false,
             });
         }
@@ -234,12 +242,10 @@ impl Answers {
                 reader.usage.generated += 1;
                 reader.splitter.push(&token.text, false, &mut step);
                 reader.reasoning_tokens += usize::from(reader.splitter.is_thinking());
-                reader.called |= !step.calls.is_empty();
                 step.token = Some(token.choice);
             }
             Event::Finished(finished) => {
                 reader.splitter.push(&finished.text, true, &mut step);
-                reader.called |= !step.calls.is_empty();
                 self.open -= 1;
                 reader.ended = true;
                 let ended = reader.end(finished, &self.engine, &self.record)?;
@@ -264,7 +270,7 @@ impl Reader {
     /// Notes the end of an answer, or says why there is none.
     fn end(&self, finished: Finished, engine: &Engine, record: &Record) -> Result<EndOfAnswer> {
         let reason = match &finished.reason {
-            FinishReason::Stop if self.called => "tool_calls",
+            FinishReason::Stop if self.splitter.called => "tool_calls",
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
             FinishReason::Deadline => "deadline",
@@ -274,7 +280,7 @@ impl Reader {
         engine.metrics.finished(reason, &finished, self.started.elapsed());
         record.finished(reason, finished.usage);
         let finish = match finished.reason {
-            FinishReason::Stop if self.called => Finish::Calls,
+            FinishReason::Stop if self.splitter.called => Finish::Calls,
             FinishReason::Stop => Finish::Stop,
             FinishReason::Length => Finish::Length,
             FinishReason::Deadline => {

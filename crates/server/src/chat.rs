@@ -148,9 +148,9 @@ impl Chat {
             (false, false) => Begin::Answer,
         };
         let grammar = match (&self.tool_choice, &self.format) {
-            (ToolChoice::Required, _) => Some(calls(offered.iter())),
+            (ToolChoice::Required, _) => Some(calls(offered.iter(), self.parallel_calls)),
             (ToolChoice::Named(name), _) => {
-                Some(calls(offered.iter().filter(|tool| tool.name == *name)))
+                Some(calls(offered.iter().filter(|tool| tool.name == *name), false))
             }
             (ToolChoice::Auto, Format::Json(schema, field)) if !offered.is_empty() => {
                 // As without a format, the model is trusted with the arguments.
@@ -171,30 +171,37 @@ impl Chat {
         let splitter = Splitter {
             thinking: Some(Thinking::new(begin)),
             calls: (!offered.is_empty()).then(ToolCalls::default),
+            one_call: rules.one_call,
+            called: false,
         };
+        let mut params = self.params;
+        if rules.grammar.is_some() || rules.one_call {
+            // Nothing may follow what was asked for, also where the model's own end is ignored.
+            params.stop_tokens.extend(&card.stops);
+        }
         let ids = prompt.encode(card.tokenizer);
-        if self.params.choices > 1 {
+        if params.choices > 1 {
             engine.check_prompt(ids.len())?;
         }
         let ask = |choice| Ask {
             choice,
             prompt: ids.clone(),
-            params: self.params.clone(),
+            params: params.clone(),
             top: self.top,
             score_prompt: false,
             rules: rules.clone(),
             begin,
             splitter: splitter.clone(),
         };
-        Ok((0..self.params.choices).map(ask).collect())
+        Ok((0..params.choices).map(ask).collect())
     }
 }
 
-/// The grammar of a call of one of these functions.
-fn calls<'a>(tools: impl Iterator<Item = &'a Tool>) -> (String, String) {
+/// The grammar of a call of one of these functions, or of several if `many` may be made.
+fn calls<'a>(tools: impl Iterator<Item = &'a Tool>, many: bool) -> (String, String) {
     let functions: Vec<_> =
         tools.map(|tool| (tool.name.as_str(), tool.parameters.clone())).collect();
-    (call_grammar(&functions), "tools".to_owned())
+    (call_grammar(&functions, many), "tools".to_owned())
 }
 
 /// Reads OpenAI's `tools`: `{"type": "function", "function": {...}}` each.

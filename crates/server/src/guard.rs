@@ -16,8 +16,8 @@ use axum::response::{IntoResponse, Response};
 use subtle::ConstantTimeEq;
 
 use crate::app::App;
+use crate::connections::Busy;
 use crate::error::ApiError;
-use crate::listen::Busy;
 use crate::page;
 use crate::record::{Record, Recorded};
 use crate::routes::error_response;

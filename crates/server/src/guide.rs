@@ -10,7 +10,8 @@ use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use model::{Marker, Vocabulary};
 use serde_json::{Value, json};
-use text::{Begin, Special, Tokenizer};
+use text::thinking::Parts;
+use text::{Begin, Special, Thinking, Tokenizer};
 
 use crate::error::{ApiError, Result};
 
@@ -30,6 +31,10 @@ impl Grammars {
     /// A grammar in Lark's notation; JSON schemas may stand in it as `%json {...}`.
     pub fn compile(&self, lark: String, field: &str) -> Result<Matcher> {
         let invalid = |why: String| ApiError::field(field, "a schema that can be followed", why);
+        if let Some(step) = multiples(&lark).find(|&step| step > MAX_MULTIPLE) {
+            let why = format!("multipleOf with the digits {step}, more than {MAX_MULTIPLE}");
+            return Err(invalid(why));
+        }
         // Built with the first grammar: most servers never see one.
         let factory = match self.factory.get() {
             Some(factory) => factory,
@@ -63,21 +68,38 @@ impl Grammars {
     }
 }
 
+/// Largest digits of a `multipleOf`: each remainder is a state, and a million of them take seconds to compile.
+const MAX_MULTIPLE: u64 = 100_000;
+
+/// The digits of the numbers that a grammar's schemas want multiples of, e.g. 25 for 0.25 and for 2500.
+fn multiples(lark: &str) -> impl Iterator<Item = u64> {
+    lark.split("\"multipleOf\":").skip(1).map(|rest| {
+        let number = rest.chars().take_while(|c| c.is_ascii_digit() || ".-".contains(*c));
+        let digits: String = number.filter(char::is_ascii_digit).collect();
+        digits.trim_end_matches('0').parse().unwrap_or(0)
+    })
+}
+
 /// An answer that is one JSON value of this schema, written as the models were trained to.
 pub fn json_grammar(schema: &Value) -> String {
     format!("start: %json {}\n", spaced(schema))
 }
 
-/// An answer that is a call of one of these functions (name, schema of its arguments).
-pub fn call_grammar(functions: &[(&str, Value)]) -> String {
-    format!("start: call\n{}", call_rules(functions))
+/// An answer that is a call of one of these functions (name, schema of its arguments), or several if
+/// `many` may be made.
+pub fn call_grammar(functions: &[(&str, Value)], many: bool) -> String {
+    let start = if many { CALLS } else { "call" };
+    format!("start: {start}\n{}", call_rules(functions))
 }
 
 /// An answer that is one JSON value of this schema, or calls of these functions.
 pub fn json_or_calls_grammar(schema: &Value, functions: &[(&str, Value)]) -> String {
     let rules = call_rules(functions);
-    format!("start: value | call (\"\\n\" call)*\nvalue: %json {}\n{rules}", spaced(schema))
+    format!("start: value | {CALLS}\nvalue: %json {}\n{rules}", spaced(schema))
 }
+
+/// One call or more, in Lark's notation.
+const CALLS: &str = "call (\"\\n\" call)*";
 
 fn call_rules(functions: &[(&str, Value)]) -> String {
     let call = |(name, parameters): &(&str, Value)| {
@@ -109,8 +131,17 @@ fn spaced(schema: &Value) -> Value {
 fn reason(error: &dyn Display) -> String {
     let text = error.to_string();
     let why = text.split_once("JSON schema: ").map_or(text.as_str(), |(_, why)| why);
+    if why.contains("panic: ") {
+        return "the schema is beyond what can be followed".into();
+    }
     let why = why.split("<state>").next().unwrap_or_default();
-    why.split_whitespace().collect::<Vec<_>>().join(" ")
+    // Lines of the grammar are shown with their numbers.
+    let is_source = |line: &&str| {
+        let number = line.split_once(" | ").map(|(number, _)| number.trim());
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    let lines = why.lines().take_while(|line| !is_source(line));
+    lines.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
 }
 
 /// What an answer is held to.
@@ -134,10 +165,16 @@ impl Clone for Grammar {
 }
 
 /// Follows one answer and says what may come next.
+///
+/// Thoughts are followed as the reader of the answer will follow them, by their text: a model may write a tag
+/// letter by letter.
 #[derive(Clone)]
 pub struct Guide {
+    vocabulary: &'static Vocabulary,
     rules: Rules,
     stage: Stage,
+    thinking: Thinking,
+    /// Tokens of the thought so far.
     thought: usize,
     /// Tokens that come next whatever the model says.
     forced: VecDeque<u32>,
@@ -164,7 +201,7 @@ struct Ids {
 
 impl Guide {
     /// A guide for an answer that begins like this.
-    pub fn new(rules: Rules, begin: Begin, tokenizer: &Tokenizer, end: u32) -> Self {
+    pub fn new(rules: Rules, begin: Begin, tokenizer: &'static Tokenizer, end: u32) -> Self {
         let vocabulary = tokenizer.vocabulary();
         let ids = Ids {
             open: vocabulary.id(Marker::Think),
@@ -179,7 +216,24 @@ impl Guide {
             Begin::Inside => Stage::Thinking,
         };
         let words = vocabulary.rows().div_ceil(32);
-        Guide { rules, stage, thought: 0, forced: VecDeque::new(), ids, words }
+        let thinking = Thinking::new(begin);
+        let forced = VecDeque::new();
+        Guide { vocabulary, rules, stage, thinking, thought: 0, forced, ids, words }
+    }
+
+    /// Follows a thought over the next token.
+    fn think(&mut self, token: u32) {
+        let added = self.vocabulary.added(token);
+        if added.is_none_or(|added| !added.special) {
+            let bytes = self.vocabulary.bytes(token).unwrap_or_default();
+            // Parts of characters become others; tags have none.
+            self.thinking.push(&String::from_utf8_lossy(bytes), &mut Parts::default());
+        }
+        self.stage = match (self.thinking.is_inside(), self.thinking.may_begin()) {
+            (true, _) => Stage::Thinking,
+            (false, true) => Stage::Start,
+            (false, false) => Stage::Answer,
+        };
     }
 
     fn only(&self, token: u32) -> Option<Arc<[u32]>> {
@@ -210,13 +264,15 @@ impl Constraint for Guide {
 
     fn accept(&mut self, token: u32) -> std::result::Result<(), String> {
         let forced = self.forced.pop_front().is_some();
-        match self.stage {
-            Stage::Start => {
-                self.stage = if token == self.ids.open { Stage::Thinking } else { Stage::Answer };
-            }
-            Stage::Thinking if token == self.ids.close => {
-                self.stage = Stage::Answer;
-                if self.rules.grammar.is_some() {
+        let before = self.stage;
+        if matches!(before, Stage::Start | Stage::Thinking) {
+            self.think(token);
+        }
+        let has_grammar = self.rules.grammar.is_some();
+        match before {
+            Stage::Start => {}
+            Stage::Thinking if self.stage == Stage::Answer => {
+                if has_grammar {
                     self.forced.extend(&self.ids.paragraph);
                 }
             }
@@ -224,7 +280,7 @@ impl Constraint for Guide {
                 self.thought += 1;
                 if !forced && self.rules.budget.is_some_and(|budget| self.thought >= budget) {
                     self.forced.push_back(self.ids.close);
-                    if self.rules.grammar.is_none() {
+                    if !has_grammar {
                         self.forced.extend(&self.ids.paragraph);
                     }
                 }
@@ -234,11 +290,11 @@ impl Constraint for Guide {
                 if let Some(Grammar(matcher)) = &mut self.rules.grammar {
                     matcher.consume_token(token).map_err(|error| reason(&error))?;
                 }
-                if self.rules.one_call && token == self.ids.call_end {
-                    self.stage = Stage::End;
-                }
             }
             Stage::End => {}
+        }
+        if self.rules.one_call && token == self.ids.call_end && self.stage != Stage::Thinking {
+            self.stage = Stage::End;
         }
         Ok(())
     }

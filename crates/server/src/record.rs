@@ -13,7 +13,7 @@ use engine::request::Usage;
 use hyper::body::{Frame, SizeHint};
 
 use crate::app::new_id;
-use crate::listen::Busy;
+use crate::connections::Busy;
 
 /// Gathers what is to be said about one request, and says it when the last of it is dropped.
 pub struct Record {

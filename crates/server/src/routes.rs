@@ -20,8 +20,8 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use crate::app::{App, Engine};
+use crate::connections::Busy;
 use crate::error::{ApiError, Result};
-use crate::listen::Busy;
 use crate::record::Record;
 use crate::reply::json_body;
 use crate::{anthropic, guard, openai, page, responses};

@@ -176,6 +176,11 @@ fn schemas_that_cannot_be_followed_are_the_clients_fault() {
         json!({"type": "integer", "minimum": 5, "maximum": 3}),
         json!({"$ref": "http://127.0.0.1:1/x.json"}),
         json!({"not": {}}),
+        json!({"type": "string", "format": "nonsense"}),
+        json!({"type": "array", "uniqueItems": true}),
+        json!({"type": "string", "pattern": "^(?=a)b"}),
+        json!({"type": "integer", "multipleOf": 1_000_003}),
+        json!({"anyOf": [{"type": "string"}, {"type": "number", "multipleOf": 0.982_451_653}]}),
         json!(false),
         json!([]),
         json!("x"),
@@ -184,9 +189,14 @@ fn schemas_that_cannot_be_followed_are_the_clients_fault() {
         let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
         let message = server.refused(CHAT, chat(json!({"response_format": format})));
         assert!(message.starts_with("response_format.json_schema.schema: expected"), "{message}");
-        let internals = ["<state>", "Parser", "failed to compile", "\n"];
+        let internals =
+            ["<state>", "Parser", "failed to compile", "\n", "panic", "start:", "x-guidance"];
         assert!(!internals.iter().any(|word| message.contains(word)), "{message}");
     }
+    // A field of that name is no rule.
+    let named = json!({"type": "object", "properties": {"multipleOf": {"const": 1_000_003}}});
+    let format = json!({"type": "json_schema", "json_schema": {"schema": named}});
+    server.ok(CHAT, chat(json!({"response_format": format, "max_tokens": 4})));
     let message = server.refused(
         CHAT,
         chat(json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {

@@ -208,6 +208,7 @@ fn responses_of_openai() {
     assert_eq!(last["response"]["output"][1]["content"][0]["text"], "hi there");
     let cut = server.ok("/v1/responses", json!({"input": "Q", "max_output_tokens": 1}));
     assert_eq!(cut["status"], "incomplete");
+    assert_eq!(cut["output"][0]["status"], "incomplete");
     let message =
         server.refused("/v1/responses", json!({"input": "Q", "previous_response_id": "x"}));
     assert!(message.contains("previous_response_id"));

@@ -72,6 +72,15 @@ impl Thinking {
         }
     }
 
+    /// Whether what has come may still turn out to be, or to open, a thought.
+    pub fn may_begin(&self) -> bool {
+        match self.state {
+            State::Start(begin) => begin != Begin::Inside,
+            State::Unsure => true,
+            State::Opened | State::Inside | State::Closed | State::Answer => false,
+        }
+    }
+
     /// Takes the next text and appends what is decided.
     pub fn push(&mut self, text: &str, parts: &mut Parts) {
         self.held.push_str(text);

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use model::Marker;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use crate::chat::ToolCall;
 use crate::tag::partial_suffix;
@@ -135,6 +136,7 @@ fn parse(json: &str) -> Option<ToolCall> {
         Ok(text) => text,
         Err(_) => arguments.to_owned(),
     };
-    let is_object = serde_json::from_str::<BTreeMap<String, &RawValue>>(&arguments).is_ok();
+    // Read whole: half a surrogate pair deep inside is text that no reader could take.
+    let is_object = serde_json::from_str::<Map<String, Value>>(&arguments).is_ok();
     is_object.then_some(ToolCall { name, arguments })
 }

@@ -229,6 +229,9 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Fault::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                f.write_str("length: expected what the header says, found fewer bytes")
+            }
             Fault::Io(error) => error.fmt(f),
             Fault::Field { field, expected, found } => {
                 write!(f, "{field}: expected {expected}, found {found}")

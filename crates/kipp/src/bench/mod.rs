@@ -15,7 +15,7 @@ use self::measure::Case;
 use self::record::{Entry, Record};
 use crate::machine;
 use crate::options::{ModelOptions, SyntheticOptions, parse_size};
-use crate::output::{print, wrong_usage};
+use crate::output::{check_target, print, wrong_usage};
 
 /// Measures how fast a backend reads prompts and generates, or compares records of such measurements.
 #[derive(clap::Args)]
@@ -58,6 +58,14 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
+    let nothing =
+        || wrong_usage("--plot: expected figures at two depths or two batch sizes, found fewer");
+    if let Some(path) = &args.plot {
+        check_target("--plot", path)?;
+        if args.compare.is_empty() && args.depth.len() < 2 && args.batch.len() < 2 {
+            return Err(nothing());
+        }
+    }
     let records = if args.compare.is_empty() {
         vec![(String::new(), measure(&args)?)]
     } else {
@@ -67,8 +75,7 @@ pub fn run(args: Args) -> Result<()> {
         records
     };
     let Some(path) = &args.plot else { return Ok(()) };
-    let nothing = "--plot: expected figures at two depths or two batch sizes, found fewer";
-    let picture = plot::draw(&records).ok_or_else(|| wrong_usage(nothing))?;
+    let picture = plot::draw(&records).ok_or_else(nothing)?;
     std::fs::write(path, picture).with_context(|| path.display().to_string())
 }
 

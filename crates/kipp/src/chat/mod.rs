@@ -1,6 +1,9 @@
 //! `kipp chat`: a conversation on the terminal. Every turn is a whole prompt; what the one before has left in
 //! the engine's prefix cache is not evaluated again.
 
+mod answer;
+mod lines;
+
 use std::fs;
 use std::io::{self, BufRead, IsTerminal};
 use std::path::Path;
@@ -15,14 +18,17 @@ use rustyline::DefaultEditor;
 use rustyline::config::Configurer;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
-use text::thinking::Parts;
-use text::{Begin, Conversation, Message, Role, Thinking, Tokenizer};
+use text::chat::ToolCall;
+use text::{Begin, Conversation, Message, Role, Tokenizer};
 
 use crate::interrupt;
 use crate::options::ModelOptions;
 use crate::output::{complain, print, wrong_usage};
 use crate::speculation::SpeculationOptions;
 use crate::store;
+
+use answer::Answer;
+use lines::read_message;
 
 const HELP: &str = "\
 /system TEXT     instructions for the model; without TEXT none
@@ -133,15 +139,15 @@ impl Chat {
             let _ = editor.load_history(history);
         }
         complain(&format!("{}; /help says more", self.checkpoint.id));
+        let mut line = |prompt: &str| match editor.readline(prompt) {
+            Err(ReadlineError::Eof) => Ok(None),
+            line => line.map(Some),
+        };
         loop {
-            match read_message(|prompt| editor.readline(prompt)) {
-                Ok(text) => {
-                    if self.obey(&text)? == Next::Bye {
-                        break;
-                    }
-                }
+            match read_message(&mut line) {
+                Ok(Some(text)) if self.obey(&text)? == Next::Go => {}
+                Ok(_) => break,
                 Err(ReadlineError::Interrupted) => {}
-                Err(ReadlineError::Eof) => break,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -155,18 +161,12 @@ impl Chat {
     fn read_lines(&mut self) -> Result<()> {
         self.terminal = false;
         let mut lines = io::stdin().lock().lines();
-        let mut next = || lines.next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));
-        loop {
-            match read_message(|_| next()) {
-                Ok(text) => {
-                    if self.obey(&text)? == Next::Bye {
-                        return Ok(());
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
-                Err(error) => return Err(error.into()),
+        while let Some(text) = read_message(|_| lines.next().transpose())? {
+            if self.obey(&text)? == Next::Bye {
+                break;
             }
         }
+        Ok(())
     }
 
     /// Answers a message or carries out a command. What goes wrong is said, and the conversation goes on.
@@ -229,7 +229,11 @@ impl Chat {
             "seed" => params.seed = whole()?,
             "max_tokens" => self.max_tokens = usize::try_from(whole()?).context("max_tokens")?,
             "think" => {
-                self.thinking = matches!(value, "on" | "true" | "1");
+                self.thinking = match value {
+                    "on" | "true" | "1" => true,
+                    "off" | "false" | "0" => false,
+                    other => bail!("think: expected on or off, found {other}"),
+                };
                 params = self.recommended();
             }
             other => bail!("{other}: no such setting; /help lists them"),
@@ -268,6 +272,14 @@ impl Chat {
             let mut value = json!({"role": role, "content": message.content});
             if let Some(reasoning) = &message.reasoning {
                 value["reasoning_content"] = reasoning.as_str().into();
+            }
+            // A conversation that was loaded may have them.
+            if !message.tool_calls.is_empty() {
+                let call = |call: &ToolCall| {
+                    let function = json!({"name": call.name, "arguments": call.arguments});
+                    json!({"type": "function", "function": function})
+                };
+                value["tool_calls"] = message.tool_calls.iter().map(call).collect();
             }
             value
         };
@@ -316,12 +328,7 @@ impl Chat {
             (false, true) => Begin::MayThink,
             (false, false) => Begin::Answer,
         };
-        let mut answer = Answer {
-            thinking: Thinking::new(begin),
-            message: Message::new(Role::Assistant, ""),
-            dim: self.terminal,
-            thought: String::new(),
-        };
+        let mut answer = Answer::new(begin, self.terminal);
         let (sink, events) = sync_channel(64);
         self.interrupted.store(false, Ordering::Relaxed);
         let id = self.engine.submit(Request {
@@ -352,77 +359,6 @@ impl Chat {
             FinishReason::Length => complain("\n[cut off: no tokens are left]"),
             _ => {}
         }
-        let thought = Some(answer.thought).filter(|thought| !thought.is_empty());
-        Ok(Message { reasoning: thought, ..answer.message })
-    }
-}
-
-/// Prints an answer as it grows: thoughts dimmed on a terminal and left out elsewhere.
-struct Answer {
-    thinking: Thinking,
-    message: Message,
-    dim: bool,
-    thought: String,
-}
-
-impl Answer {
-    fn grow(&mut self, text: &str, last: bool) -> Result<()> {
-        let mut parts = Parts::default();
-        self.thinking.push(text, &mut parts);
-        if last {
-            self.thinking.finish(&mut parts);
-        }
-        if !parts.reasoning.is_empty() && self.dim {
-            print(&format!("\x1b[2m{}\x1b[0m", parts.reasoning))?;
-        }
-        if !parts.content.is_empty() {
-            if self.message.content.is_empty() && !self.thought.is_empty() && self.dim {
-                print("\n\n")?;
-            }
-            print(&parts.content)?;
-        }
-        self.thought += &parts.reasoning;
-        self.message.content += &parts.content;
-        Ok(())
-    }
-}
-
-/// Reads a message: a line, lines joined by a `\` at their ends, or a text between triple quotes.
-fn read_message<E>(mut line: impl FnMut(&str) -> Result<String, E>) -> Result<String, E> {
-    let mut text = line("> ")?;
-    if let Some(quoted) = text.strip_prefix("\"\"\"") {
-        let mut text = quoted.to_owned();
-        while !text.ends_with("\"\"\"") {
-            text.push('\n');
-            text += &line("... ")?;
-        }
-        text.truncate(text.len() - 3);
-        return Ok(text);
-    }
-    while text.ends_with('\\') {
-        text.pop();
-        text.push('\n');
-        text += &line("... ")?;
-    }
-    Ok(text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::read_message;
-
-    fn message(lines: &[&str]) -> Option<String> {
-        let mut lines = lines.iter();
-        read_message(|_| lines.next().map(|line| (*line).to_owned()).ok_or(())).ok()
-    }
-
-    #[test]
-    fn messages_may_have_several_lines() {
-        assert_eq!(message(&["hi", "there"]).as_deref(), Some("hi"));
-        assert_eq!(message(&["a\\", "b\\", "c"]).as_deref(), Some("a\nb\nc"));
-        assert_eq!(message(&["\"\"\"a", "", "b\"\"\""]).as_deref(), Some("a\n\nb"));
-        assert_eq!(message(&["\"\"\"one\"\"\""]).as_deref(), Some("one"));
-        assert_eq!(message(&["\"\"\"never closed"]), None);
-        assert_eq!(message(&[]), None);
+        Ok(answer.message())
     }
 }

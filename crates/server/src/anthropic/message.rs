@@ -1,0 +1,95 @@
+//! What a request of Anthropic's API says so far: messages of blocks, read into the turns that the model knows.
+
+use serde_json::value::RawValue;
+use text::chat::ToolCall;
+use text::json::write_python;
+use text::{Message, Role};
+
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, elements, is_string, parse};
+
+/// Reads one message into the turns that the model knows: results of tools are turns of their own.
+pub fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()> {
+    let path = fields.path("role");
+    let role = match fields.string("role")?.as_deref() {
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        Some("system") => Role::System,
+        other => {
+            let found = format!("{:?}", other.unwrap_or_default());
+            return Err(ApiError::field(&path, "user, assistant or system", found));
+        }
+    };
+    let path = fields.path("content");
+    let content = fields.require("content")?;
+    fields.finish()?;
+    let mut turn = Message::new(role, "");
+    let mut said = false;
+    if is_string(content) {
+        turn.content = parse(content, &path, "a text")?;
+        messages.push(turn);
+        return Ok(());
+    }
+    for (at, value) in elements(content, &path)? {
+        let mut block = Fields::read(value, at)?;
+        let kind_at = block.path("type");
+        let kind = block.string("type")?.unwrap_or_default();
+        match (kind.as_str(), role) {
+            ("text", _) => {
+                turn.content.push_str(&block.string("text")?.unwrap_or_default());
+                said = true;
+            }
+            ("thinking", Role::Assistant) => {
+                turn.reasoning = block.string("thinking")?;
+                said = true;
+            }
+            // Another provider's thoughts, which only it can read.
+            ("redacted_thinking", Role::Assistant) => said = true,
+            ("tool_use", Role::Assistant) => {
+                let name = parse(block.require("name")?, &block.path("name"), "a name")?;
+                let mut arguments = String::new();
+                match block.take("input") {
+                    // As the model itself writes it, whatever spaces the client put between.
+                    Some(input) => write_python(input, &mut arguments)?,
+                    None => arguments.push_str("{}"),
+                }
+                turn.tool_calls.push(ToolCall { name, arguments });
+                said = true;
+            }
+            ("tool_result", Role::User) => {
+                let path = block.path("content");
+                let content = block.take("content").map(|value| text_of(value, &path));
+                messages.push(Message::new(Role::Tool, content.transpose()?.unwrap_or_default()));
+            }
+            (other, _) => {
+                let expected =
+                    "text, tool_result of the user, or thinking or tool_use of the assistant";
+                return Err(ApiError::field(&kind_at, expected, format!("{other:?}")));
+            }
+        }
+    }
+    if said || content.get() == "[]" {
+        messages.push(turn);
+    }
+    Ok(())
+}
+
+/// A text, or blocks of text.
+pub fn text_of(value: &RawValue, at: &str) -> Result<String> {
+    if is_string(value) {
+        return parse(value, at, "a text");
+    }
+    let mut text = String::new();
+    for (at, value) in elements(value, at)? {
+        let mut block = Fields::read(value, at)?;
+        let path = block.path("type");
+        match block.string("type")?.as_deref() {
+            Some("text") => text.push_str(&block.string("text")?.unwrap_or_default()),
+            other => {
+                let found = format!("{:?}", other.unwrap_or_default());
+                return Err(ApiError::field(&path, "\"text\"", found));
+            }
+        }
+    }
+    Ok(text)
+}

@@ -1,0 +1,131 @@
+//! What an answer is held to, where models and clients do other than expected: tags written letter by letter,
+//! ends that are ignored, calls that nobody can read.
+
+mod common;
+
+use common::{Running, chat_reply, ids, serve};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const CALL: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>";
+
+/// Ids of a text whose tags are cut into ordinary tokens.
+fn spelled(text: &str) -> Vec<u32> {
+    text.split_inclusive(['<', '_']).flat_map(ids).collect()
+}
+
+/// A request about `Q` with these members.
+fn ask(members: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "Q"}], "temperature": 0});
+    for (key, value) in members.as_object().expect("an object") {
+        body[key] = value.clone();
+    }
+    body
+}
+
+fn message(server: &Running, members: Value) -> Value {
+    server.ok(CHAT, ask(members))["choices"][0].clone()
+}
+
+fn tools() -> Value {
+    json!([{"type": "function", "function": {"name": "f"}}])
+}
+
+#[test]
+fn a_format_ends_the_answer_where_the_models_end_is_ignored() {
+    let schema = json!({"type": "json_schema", "json_schema": {"schema": {"const": {"a": 1}}}});
+    let server = serve(Box::new(|_| None));
+    let members =
+        json!({"response_format": schema, "ignore_eos": true, "reasoning_effort": "none"});
+    let choice = message(&server, members);
+    assert_eq!(choice["message"]["content"], "{\"a\": 1}");
+    assert_eq!(choice["finish_reason"], "stop");
+}
+
+#[test]
+fn tags_that_are_spelled_out_open_and_close_thoughts() {
+    let thought = "<think>\na b c d e f g h i j k l\n</think>\n\n";
+    let server = serve(chat_reply(spelled(&format!("{thought}hello"))));
+    let plain = message(&server, json!({}));
+    assert_eq!(plain["message"]["reasoning_content"], "a b c d e f g h i j k l");
+    assert_eq!(plain["message"]["content"], "hello");
+    // The budget counts what the reader sees as a thought.
+    let bounded = message(&server, json!({"thinking_budget": 4, "max_tokens": 40}));
+    let reasoning = bounded["message"]["reasoning_content"].as_str().expect("a thought");
+    assert!(reasoning.starts_with("a b") && reasoning.len() < 12, "{bounded}");
+    assert!(!bounded["message"]["content"].as_str().expect("content").contains("<think>"));
+    // A format holds from where the thought ends, whichever way it ends.
+    let server =
+        serve(chat_reply([ids("<think>"), spelled("\nwell\n</think>\n\nno JSON")].concat()));
+    let schema = json!({"type": "json_schema", "json_schema": {"schema": {"const": {"a": 1}}}});
+    let held = message(&server, json!({"response_format": schema, "max_tokens": 60}));
+    assert_eq!(held["message"]["reasoning_content"], "well");
+    assert_eq!(held["message"]["content"], "{\"a\": 1}");
+}
+
+#[test]
+fn one_call_is_one_call_however_its_tags_are_written() {
+    for reply in [ids(&format!("{CALL}\n{CALL}")), spelled(&format!("{CALL}\n{CALL} and more"))] {
+        let server = serve(chat_reply(reply));
+        let members = json!({"tools": tools(), "parallel_tool_calls": false});
+        let choice = message(&server, members.clone());
+        assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(1), "{choice}");
+        assert_eq!(choice["message"]["content"], Value::Null);
+        assert_eq!(choice["finish_reason"], "tool_calls");
+        let mut body = ask(members);
+        body["stream"] = true.into();
+        let events = server.post(CHAT, &body).events();
+        let calls = events
+            .iter()
+            .filter(|event| event["choices"][0]["delta"]["tool_calls"][0].get("id").is_some());
+        assert_eq!(calls.count(), 1);
+    }
+}
+
+#[test]
+fn calls_that_are_required_may_be_several() {
+    let server = serve(chat_reply(ids(&format!("{CALL}\n{CALL}\n{CALL}"))));
+    let count = |members: Value| {
+        let choice = message(&server, members);
+        assert_eq!(choice["finish_reason"], "tool_calls");
+        choice["message"]["tool_calls"].as_array().map_or(0, Vec::len)
+    };
+    let required = json!({"tools": tools(), "tool_choice": "required", "reasoning_effort": "none"});
+    assert_eq!(count(required.clone()), 3);
+    let mut one = required.clone();
+    one["parallel_tool_calls"] = false.into();
+    assert_eq!(count(one), 1);
+    let mut named = required;
+    named["tool_choice"] = json!({"type": "function", "function": {"name": "f"}});
+    assert_eq!(count(named), 1);
+}
+
+/// Half a surrogate pair in a call's arguments: no reader could take it, so it is text in every protocol.
+#[test]
+fn calls_that_nobody_can_read_are_text() {
+    let broken = CALL.replace("1}", "\"\\ud83d\"}");
+    let server = serve(chat_reply(ids(&broken)));
+    let choice = message(&server, json!({"tools": tools()}));
+    assert_eq!(choice["message"]["content"], broken.as_str());
+    assert_eq!(choice["finish_reason"], "stop");
+    let anthropic = json!({
+        "messages": [{"role": "user", "content": "Q"}], "max_tokens": 100, "temperature": 0,
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    });
+    let answer = server.ok("/v1/messages", anthropic);
+    assert_eq!(answer["content"][0]["text"], broken.as_str());
+}
+
+#[test]
+fn token_ids_and_counts_at_their_limits() {
+    let server = serve(Box::new(|_| None));
+    let refused = server.refused(CHAT, ask(json!({"stop_token_ids": [5, 151_936]})));
+    assert_eq!(refused, "stop_token_ids[1]: expected a token id below 151936, found 151936");
+    // All logits are equal: with every token kept the draw is not the first.
+    let drawn = |k: i32| {
+        message(&server, json!({"temperature": 1, "seed": 4, "top_k": k, "max_tokens": 8}))
+    };
+    assert_eq!(drawn(-1)["message"], drawn(0)["message"]);
+    assert_ne!(drawn(-1)["message"], drawn(1)["message"]);
+    assert!(server.refused(CHAT, ask(json!({"top_k": -2}))).starts_with("top_k: expected"));
+}
