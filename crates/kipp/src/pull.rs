@@ -59,16 +59,13 @@ pub fn run(args: Args) -> Result<()> {
         return print(&format!("{}\n", out.display()));
     }
     if unsaid {
-        let sized = |scheme: Scheme| {
-            format!(
-                "{}:{}, {}",
-                checkpoint.id,
-                scheme.name(),
-                size(weight_bytes(checkpoint, scheme))
-            )
-        };
-        let schemes = Scheme::ALL.map(sized).join("; ");
-        complain(&format!("as published, bf16; what else `pull` makes of it: {schemes}"));
+        let sized =
+            |scheme| format!("{} {}", Scheme::name(scheme), size(weight_bytes(checkpoint, scheme)));
+        complain(&format!(
+            "no scheme named: bf16 it is, as published; {}:SCHEME names one of {}",
+            checkpoint.id,
+            Scheme::ALL.map(sized).join(", "),
+        ));
     }
     // Whatever has come is journalled, so that ending at once loses nothing.
     ctrlc::set_handler(|| {

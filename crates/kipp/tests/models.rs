@@ -109,7 +109,7 @@ fn schemes_of_the_built_in_model_are_made_listed_used_and_removed() {
         models.command(&["pull", "qwen3-0.6b"]).env("HF_ENDPOINT", "http://127.0.0.1:1").output();
     let unsaid = stderr(&unsaid.expect("kipp starts"));
     assert!(
-        unsaid.starts_with("as published, bf16;") && unsaid.contains("qwen3-0.6b:q4_0, 336 MB"),
+        unsaid.starts_with("no scheme named: bf16 it is") && unsaid.contains("q4_0 413 MB"),
         "{unsaid}"
     );
     // A folder that cannot be made is told by name.

@@ -46,7 +46,7 @@ impl Params {
         let sampling = SamplingParams {
             temperature: fields.number("temperature")?.unwrap_or(d.temperature),
             top_p: fields.number("top_p")?.unwrap_or(d.top_p),
-            top_k: top_k(fields)?.unwrap_or(d.top_k),
+            top_k: fields.whole("top_k", 0)?.map_or(d.top_k, |k| k.min(u32::MAX as usize) as u32),
             min_p: fields.number("min_p")?.unwrap_or(d.min_p),
             repetition_penalty: fields
                 .number("repetition_penalty")?
@@ -147,15 +147,6 @@ pub fn stop_texts(fields: &mut Fields<'_>, name: &str, most: usize) -> Result<Ve
         some.ok_or_else(|| ApiError::field(&at, "a text that is not empty", "an empty one"))
     };
     given.into_iter().map(text).collect()
-}
-
-/// 0 keeps all tokens, and so does -1, as clients of vLLM say it.
-fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>> {
-    if fields.get("top_k").is_some_and(|value| value.get() == "-1") {
-        fields.ignore(&["top_k"]);
-        return Ok(Some(0));
-    }
-    Ok(fields.whole("top_k", 0)?.map(|k| k.min(u32::MAX as usize) as u32))
 }
 
 /// Any 64-bit number, with or without a sign.

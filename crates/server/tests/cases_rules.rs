@@ -117,15 +117,8 @@ fn calls_that_nobody_can_read_are_text() {
 }
 
 #[test]
-fn token_ids_and_counts_at_their_limits() {
+fn tokens_that_are_none_end_nothing() {
     let server = serve(Box::new(|_| None));
     let refused = server.refused(CHAT, ask(json!({"stop_token_ids": [5, 151_936]})));
     assert_eq!(refused, "stop_token_ids[1]: expected a token id below 151936, found 151936");
-    // All logits are equal: with every token kept the draw is not the first.
-    let drawn = |k: i32| {
-        message(&server, json!({"temperature": 1, "seed": 4, "top_k": k, "max_tokens": 8}))
-    };
-    assert_eq!(drawn(-1)["message"], drawn(0)["message"]);
-    assert_ne!(drawn(-1)["message"], drawn(1)["message"]);
-    assert!(server.refused(CHAT, ask(json!({"top_k": -2}))).starts_with("top_k: expected"));
 }
