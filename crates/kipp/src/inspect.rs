@@ -29,9 +29,13 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
-    let file = Reference::parse(Some(&args.model))?.file()?;
-    let gguf = Gguf::open(&file)?;
-    let model = Model::open(&file)?;
+    let reference = Reference::parse(Some(&args.model))?;
+    let (gguf, model) = if reference.is_builtin() {
+        (Gguf::read(Model::builtin_file())?, Model::builtin()?)
+    } else {
+        let file = reference.file()?;
+        (Gguf::open(&file)?, Model::open(&file)?)
+    };
     let context = args.ctx.unwrap_or(model.spec().context);
     let kv = |kind| KvConfig::for_positions(context, kind).bytes(model.spec().layers);
     let weights: usize = gguf.tensors.iter().map(|tensor| tensor.range.len()).sum();

@@ -47,6 +47,11 @@ impl Reference {
         bail!("model: expected a GGUF file or one of {}, found `{name}`", known.join(", "))
     }
 
+    /// Whether it is the model that is part of the program, as it is stored there.
+    pub fn is_builtin(&self) -> bool {
+        matches!(self, Reference::Registered(checkpoint, None | Some(Scheme::Bf16)) if checkpoint.id == BUILTIN)
+    }
+
     /// The registry entry, without opening a file where the name says enough.
     pub fn checkpoint(&self) -> Result<&'static Checkpoint> {
         match self {
@@ -76,11 +81,7 @@ impl Reference {
     /// Opens the model.
     pub fn open(&self) -> Result<Arc<Model>> {
         let model = match self {
-            Reference::Registered(checkpoint, scheme)
-                if checkpoint.id == BUILTIN && matches!(scheme, None | Some(Scheme::Bf16)) =>
-            {
-                Model::builtin()?
-            }
+            Reference::Registered(..) if self.is_builtin() => Model::builtin()?,
             Reference::Registered(checkpoint, Some(scheme))
                 if checkpoint.id == BUILTIN && self.kept().is_none() =>
             {

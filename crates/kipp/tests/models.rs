@@ -91,6 +91,7 @@ fn schemes_of_the_built_in_model_are_made_listed_used_and_removed() {
     assert!(models.refusal(&["rm", text(&path)]).contains("expected a registry id"));
     // An empty folder says how it is filled, and the file of a model may be asked for by the model's name.
     assert!(stderr(&models.run(&["ls"])).contains("holds no models; `kipp pull MODEL:SCHEME`"));
+    assert!(models.prints(&["inspect", "kipp-tiny"]).starts_with("checkpoint  kipp-tiny"));
     let missing = models.refusal(&["inspect", "kipp-tiny:q4_0"]);
     assert!(missing.contains("`kipp pull kipp-tiny:q4_0` brings it"), "{missing}");
     models.prints(&["quantize", "kipp-tiny", "--scheme", "q4_0"]);

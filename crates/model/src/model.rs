@@ -109,8 +109,13 @@ impl Model {
 
     /// kipp-tiny, which is part of the program; its weights are used where they lie.
     pub fn builtin() -> Result<Self> {
+        Self::read(Self::builtin_file())
+    }
+
+    /// The file of kipp-tiny, as it is part of the program.
+    pub fn builtin_file() -> Bytes {
         let file: &'static [u8] = &BUILTIN.0;
-        Self::read(Bytes::new(file))
+        Bytes::new(file)
     }
 
     /// A synthetic model in memory, of a registered checkpoint or of any dimensions.

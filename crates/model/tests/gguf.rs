@@ -114,6 +114,20 @@ fn small_file() -> Vec<u8> {
     write(&metadata, &tensors, |i| i as u8)
 }
 
+#[test]
+fn names_that_could_take_over_a_terminal_are_refused() {
+    let refusal = |key: &str, name: &str| {
+        let tensors = [tensor(name, Role::Norm, TensorType::F32, 1, 3)];
+        let file = write(&[(key.into(), Value::U8(1))], &tensors, |_| 0);
+        Gguf::read(Bytes::new(file)).err().map(|error| error.to_string())
+    };
+    assert_eq!(refusal("a", "x"), None);
+    let expected = r#"metadata key 0: expected no control characters, found "a\u{1b}[2J""#;
+    assert_eq!(refusal("a\x1b[2J", "x").as_deref(), Some(expected));
+    let expected = r#"name of tensor 0: expected no control characters, found "x\n""#;
+    assert_eq!(refusal("a", "x\n").as_deref(), Some(expected));
+}
+
 fn tensor(name: &str, role: Role, ty: TensorType, rows: usize, cols: usize) -> Tensor {
     Tensor { name: name.into(), upstream: String::new(), role, ty, rows, cols }
 }

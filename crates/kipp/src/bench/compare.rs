@@ -8,6 +8,8 @@ use super::record::Record;
 pub fn table(records: &[(String, Record)]) -> String {
     let Some(((base_name, base), others)) = records.split_first() else { return String::new() };
     let mut text = String::new();
+    let width = records.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0).max(18);
+    let dashes = width + 1;
     for (name, record) in records {
         let made = |field: &str| record.made[field].as_str().unwrap_or("unknown");
         // Writing to a string cannot fail, here and below.
@@ -22,27 +24,27 @@ pub fn table(records: &[(String, Record)]) -> String {
         "\nmedians in tokens/s; \"~\" where the repetitions' ranges overlap\n\n| {:<20} ",
         "test"
     );
-    let _ = write!(text, "| {base_name:>18} ");
+    let _ = write!(text, "| {base_name:>width$} ");
     for (name, _) in others {
-        let _ = write!(text, "| {name:>18} | {:>7} ", "ratio");
+        let _ = write!(text, "| {name:>width$} | {:>7} ", "ratio");
     }
-    let _ = write!(text, "|\n|{:-<22}|{:->19}:", "", "");
+    let _ = write!(text, "|\n|{:-<22}|{:->dashes$}:", "", "");
     for _ in others {
-        let _ = write!(text, "|{:->19}:|{:->8}:", "", "");
+        let _ = write!(text, "|{:->dashes$}:|{:->8}:", "", "");
     }
     text += "|\n";
     for entry in &base.results {
         let [least, median, most] = entry.rates();
-        let _ = write!(text, "| {:<20} | {median:>18.2} ", entry.name);
+        let _ = write!(text, "| {:<20} | {median:>width$.2} ", entry.name);
         for (_, record) in others {
             let Some(other) = record.results.iter().find(|other| other.name == entry.name) else {
-                let _ = write!(text, "| {:>18} | {:>7} ", "-", "-");
+                let _ = write!(text, "| {:>width$} | {:>7} ", "-", "-");
                 continue;
             };
             let [low, middle, high] = other.rates();
             let overlap = low <= most && least <= high;
             let ratio = format!("{}{:.3}", if overlap { "~" } else { "" }, middle / median);
-            let _ = write!(text, "| {middle:>18.2} | {ratio:>7} ");
+            let _ = write!(text, "| {middle:>width$.2} | {ratio:>7} ");
         }
         text += "|\n";
     }

@@ -201,6 +201,7 @@ fn read_metadata(cursor: &mut Cursor, count: u64) -> Result<Vec<(String, Value)>
                 "an empty one",
             ));
         }
+        printable(format_args!("metadata key {i}"), &key)?;
         if !seen.insert(key.clone()) {
             return Err(Error::mismatch(format_args!("`{key}`"), "one value", "a second one"));
         }
@@ -209,6 +210,14 @@ fn read_metadata(cursor: &mut Cursor, count: u64) -> Result<Vec<(String, Value)>
         metadata.push((key, value));
     }
     Ok(metadata)
+}
+
+/// Names are shown on terminals, which control characters could take over.
+fn printable(field: Arguments, name: &str) -> Result<()> {
+    if name.chars().any(char::is_control) {
+        return Err(Error::mismatch(field, "no control characters", format_args!("{name:?}")));
+    }
+    Ok(())
 }
 
 fn read_type(cursor: &mut Cursor, key: &str) -> Result<ValueType> {
@@ -293,6 +302,7 @@ fn read_tensors(cursor: &mut Cursor, count: u64) -> Result<Vec<TensorInfo>> {
                 name.len(),
             ));
         }
+        printable(format_args!("name of tensor {i}"), &name)?;
         if !seen.insert(name.clone()) {
             return Err(Error::mismatch(format_args!("tensor `{name}`"), "one", "a second one"));
         }
