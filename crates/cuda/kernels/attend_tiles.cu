@@ -124,6 +124,7 @@ __device__ __forceinline__ float power(float x) {
 __device__ __forceinline__ void consume(uint32_t queries, uint32_t keys, uint32_t values, Barriers& barriers, int first, int rounds, float (&o)[64],
                                         float (&total)[2]) {
     constexpr float SCALE = 0.08838834764831845f * 1.4426950408889634f;  // exp(x / sqrt(128)) as a power of two
+    constexpr float LEEWAY = 8.0f;
     int tid = threadIdx.x % 128, t = tid % 4, row = first + tid / 32 * 16 + tid % 32 / 4;
     float s[64], highest[2] = {-INFINITY, -INFINITY}, decay[2];
     uint32_t p[8][4];
@@ -163,10 +164,12 @@ __device__ __forceinline__ void consume(uint32_t queries, uint32_t keys, uint32_
             for (int j = 0; j < 16; j++) top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            // Key 0 is visible to every row, so the maxima are finite from the first round on.
-            decay[r] = power((highest[r] - top) * SCALE);
-            highest[r] = top;
-            float offset = top * SCALE, sum = 0.0f;
+            // Key 0 is visible to every row, so the maxima are finite from the first round on. A row keeps the maximum that it has until scores
+            // are past it by LEEWAY powers of two, which fp16 probabilities bear: sums are then seldom scaled.
+            float next = (top - highest[r]) * SCALE > LEEWAY ? top : highest[r];
+            decay[r] = power((highest[r] - next) * SCALE);
+            highest[r] = next;
+            float offset = next * SCALE, sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < 16; j++) {
 #pragma unroll
@@ -186,18 +189,27 @@ __device__ __forceinline__ void consume(uint32_t queries, uint32_t keys, uint32_
     leave(barriers.keys_empty, 0);
     soften(0);
     hand_over();
+    int group = threadIdx.x / 128;
+    if (group == 1 && rounds > 1) asm volatile("bar.arrive 2, 256;" ::: "memory");
     for (int round = 1; round < rounds; round++) {
+        // Warpgroups take turns with the tensor cores, so that one's softmax runs beside the other's products.
+        asm volatile("bar.sync %0, 256;" ::"r"(2 + group) : "memory");
         score(round);
         gather(round - 1);
+        if (group == 0 || round + 1 < rounds) asm volatile("bar.arrive %0, 256;" ::"r"(3 - group) : "memory");
         wgmma_wait<1>();
         settled(s);
         leave(barriers.keys_empty, round);
         soften(round);
+        // ptxas puts the wait before all of the softmax, which then runs beside no products, unless a branch between them needs its sums.
+        if (total[0] + total[1] < 0.0f) asm volatile("nanosleep.u32 0;");
         wgmma_wait<0>();
         settled(o);
         leave(barriers.values_empty, round - 1);
+        if (__any_sync(0xffffffffu, decay[0] != 1.0f || decay[1] != 1.0f)) {
 #pragma unroll
-        for (int i = 0; i < 64; i++) o[i] *= decay[i / 2 % 2];
+            for (int i = 0; i < 64; i++) o[i] *= decay[i / 2 % 2];
+        }
         hand_over();
     }
     gather(rounds - 1);

@@ -41,6 +41,14 @@ __device__ __forceinline__ void copy_box_to_both(uint32_t to, const CUtensorMap*
         : "memory");
 }
 
+// A head's rows of a matrix, of which a map of five dimensions says in which order.
+__device__ __forceinline__ void copy_head(uint32_t to, const CUtensorMap* map, int column, int head, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %3, %4}], [%5];" ::"r"(to), "l"(map),
+        "r"(column), "r"(0), "r"(head), "r"(barrier)
+        : "memory");
+}
+
 // A box from shared memory to the tensor; what lies outside of it is left out.
 __device__ __forceinline__ void store_box(const CUtensorMap* map, int x, int y, uint32_t from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y), "r"(from) : "memory");

@@ -21,7 +21,7 @@ __device__ __forceinline__ void finish(void* out, float factor, int token, int r
     }
 }
 
-__device__ __forceinline__ float swiglu(float gate, float up) { return silu(gate) * up * SWIGLU_SCALE; }
+__device__ __forceinline__ float swiglu(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up * SWIGLU_SCALE; }
 
 // Two adjacent gate rows, `row` among all weight rows, and the up rows 8 further.
 __device__ __forceinline__ void finish_swiglu(void* out, int token, int row, int rows, float2 gate, float2 up) {

@@ -48,39 +48,23 @@ __device__ __forceinline__ void head_norm(const Heads& h, int head, int lane, fl
     weight[0] = from[lane], weight[1] = from[lane + 32];
 }
 
-// Row `head` of QKV of N tokens from `token` on, those before `tokens`, side by side since each is a chain of steps; `turn` is the cos and
-// sin of this lane's two pairs.
-template <int N>
-__device__ __forceinline__ void place_heads(const Heads& h, int head, int token, int tokens, const int (&slot)[N], int lane, float2 (&low)[N],
-                                            float2 (&high)[N], const float2 (&weight)[2], const float4 (&turn)[N]) {
+// Row `head` of QKV of a token; `turn` is the cos and sin of this lane's two pairs.
+__device__ __forceinline__ void place_head(const Heads& h, int head, int token, int slot, int lane, float2 low, float2 high,
+                                           const float2 (&weight)[2], float4 turn) {
     if (head < h.heads + KV_HEADS) {
-        float squares[N];
-#pragma unroll
-        for (int i = 0; i < N; i++) squares[i] = low[i].x * low[i].x + low[i].y * low[i].y + high[i].x * high[i].x + high[i].y * high[i].y;
-#pragma unroll
-        for (int mask = 16; mask > 0; mask >>= 1) {
-#pragma unroll
-            for (int i = 0; i < N; i++) squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], mask);
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            float factor = rsqrtf(squares[i] / HEAD + EPSILON);
-            float2 a = make_float2(low[i].x * factor * weight[0].x, low[i].y * factor * weight[0].y);
-            float2 b = make_float2(high[i].x * factor * weight[1].x, high[i].y * factor * weight[1].y);
-            low[i] = make_float2(a.x * turn[i].x - b.x * turn[i].y, a.y * turn[i].z - b.y * turn[i].w);
-            high[i] = make_float2(b.x * turn[i].x + a.x * turn[i].y, b.y * turn[i].z + a.y * turn[i].w);
-        }
+        float squares = warp_sum(low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y);
+        float factor = rsqrtf(squares / HEAD + EPSILON);
+        float2 a = make_float2(low.x * factor * weight[0].x, low.y * factor * weight[0].y);
+        float2 b = make_float2(high.x * factor * weight[1].x, high.y * factor * weight[1].y);
+        low = make_float2(a.x * turn.x - b.x * turn.y, a.y * turn.z - b.y * turn.w);
+        high = make_float2(b.x * turn.x + a.x * turn.y, b.y * turn.z + a.y * turn.w);
     }
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        if (token + i >= tokens) break;
-        if (head < h.heads) {
-            uint32_t* to = reinterpret_cast<uint32_t*>(h.q + (size_t(token + i) * h.heads + head) * HEAD) + lane;
-            to[0] = pack(low[i].x, low[i].y);
-            to[32] = pack(high[i].x, high[i].y);
-        } else {
-            bool key = head < h.heads + KV_HEADS;
-            append(h, key ? h.keys : h.values, slot[i], (head - h.heads) % KV_HEADS, lane, low[i], high[i]);
-        }
+    if (head < h.heads) {
+        uint32_t* to = reinterpret_cast<uint32_t*>(h.q + (size_t(token) * h.heads + head) * HEAD) + lane;
+        to[0] = pack(low.x, low.y);
+        to[32] = pack(high.x, high.y);
+    } else {
+        bool key = head < h.heads + KV_HEADS;
+        append(h, key ? h.keys : h.values, slot, (head - h.heads) % KV_HEADS, lane, low, high);
     }
 }

@@ -7,14 +7,14 @@
 // where they land; quantised ones are expanded to fp16 in registers, one stage ahead of the products.
 // Sums leave through shared memory as boxes of a tensor, asynchronously, and so does the addition to the residual stream, which
 // the L2 cache performs: an element gets one addition a launch. Those of Q, K and V, of which a tile of rows is a head, go on to where
-// attention looks for them (heads.cuh). k runs upwards in steps of 16 for every width: a token's sum depends
+// attention looks for them (head_tiles.cuh). k runs upwards in steps of 16 for every width: a token's sum depends
 // on nothing but its activations.
 // Grid: an even number of blocks, at most one a multiprocessor; 384 threads. rows % 128 = 0, cols % 256 = 0.
 #pragma once
 
 #include "cluster.cuh"
 #include "epilogue.cuh"
-#include "heads.cuh"
+#include "head_tiles.cuh"
 #include "weights.cuh"
 
 constexpr int TILE_ROWS = 128;  // weight rows of a block's tile
@@ -32,7 +32,7 @@ struct Shape {
 };
 
 struct Maps {
-    CUtensorMap weights;  // quants in boxes of 128 rows, 64 columns
+    CUtensorMap weights;  // quants in boxes of 128 rows, 64 columns; HEADS: of heads, pieces of eight rows followed by those 64 rows further
     CUtensorMap x;        // in boxes of WIDTH / 2 tokens, 64 columns
     CUtensorMap out;      // RESIDUAL: fp32, 32 tokens, 32 rows; SWIGLU: fp16, WIDTH tokens, 32 products
 };
@@ -68,7 +68,7 @@ struct Tiles {
     }
 };
 
-template <int WIDTH, Type T>
+template <int WIDTH, Type T, Epilogue E>
 __device__ __forceinline__ void produce(const Maps& maps, const Shape& s, uint32_t ring, uint32_t full, uint32_t empty) {
     using R = Ring<WIDTH, T>;
     uint32_t rank = cluster_rank();
@@ -81,7 +81,9 @@ __device__ __forceinline__ void produce(const Maps& maps, const Shape& s, uint32
             uint32_t to = ring + stage * R::STAGE, barrier = full + stage * 8;
             barrier_wait(empty + stage * 8, parity);
             barrier_expect(barrier, R::STAGE);
-            copy_box(to, &maps.weights, k * R::WEIGHT_ROW / (T == F16 ? 2 : 1), row0, barrier);
+            int column = k * R::WEIGHT_ROW / (T == F16 ? 2 : 1);
+            if constexpr (E == HEADS) copy_head(to, &maps.weights, column, row0 / HEAD, barrier);
+            else copy_box(to, &maps.weights, column, row0, barrier);
             if (first) {  // the activations are another kernel's
                 depend();
                 asm volatile("fence.proxy.async;" ::: "memory");
@@ -105,8 +107,9 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
     return v;
 }
 
-// This thread's part of 64 quantised columns of a warpgroup's 64 rows, as wgmma's A: rows g and g + 8 of a warp's 16.
-template <Type T>
+// This thread's part of 64 quantised columns of a warpgroup's 64 rows, as wgmma's A: rows g and g + 8 of a warp's 16, which are rows
+// APART rows apart.
+template <Type T, int APART>
 struct Expander {
     const uint32_t* scales;  // of row g, a word a step; two for Q4_1
     int below;               // words to row g + 8
@@ -124,9 +127,9 @@ struct Expander {
     __device__ __forceinline__ void start(const Shape& s, int row) {
         constexpr int WORDS = T == Q4_1 ? 2 : 1;
         int words = s.cols / DEPTH * WORDS;
-        row = min(row, s.rows - TILE_ROWS / 2 + row % 64);  // the second block's tile may lie outside
+        row = min(row, s.rows - TILE_ROWS + row % TILE_ROWS);  // the second block's tile may lie outside
         scales = reinterpret_cast<const uint32_t*>(s.scales) + size_t(row) * words;
-        below = 8 * words;
+        below = APART * words;
         fetch(0);
     }
 
@@ -181,60 +184,6 @@ struct Expander {
 };
 
 // Lane (g, t) of warp w holds, as sum[4 j + c], row 16 w + g + 8 (c / 2) of its warpgroup's 64 and token 8 j + 2 t + c % 2.
-
-// A block's tile of rows is one head: its sums cross the block in pieces of [32 tokens][128 rows], of which a warp places four tokens.
-// Pieces take turns of two buffers, and one barrier a piece is enough: who writes a buffer has passed the barrier of the piece after
-// the one that was in it. `slot` is that of token `lane` of those 32 or fewer that this warp places in a tile.
-template <int WIDTH>
-__device__ __forceinline__ void finish_heads(const Heads& h, const Shape& s, const float (&sum)[WIDTH / 2], uint32_t staging, int& buffers, int row0,
-                                             int token0, int slot) {
-    constexpr int EACH = PIECE / 8;
-    int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, head = row0 / HEAD;
-    float2 weight[2];
-    head_norm(h, head, lane, weight);
-#pragma unroll 1
-    for (int p = 0; p < WIDTH / PIECE; p++) {  // in a loop: eight copies of what follows do not fit the instruction cache
-        if (token0 + p * PIECE >= s.tokens) break;
-        // 16-byte pieces of a token's 512 lie at their number ^ token % 8: all banks are hit on the way in and out.
-        uint32_t buffer = staging + buffers * (STAGING / 2);
-        uint32_t in = buffer + 2 * t * 512 + (((group * 16 + warp % 4 * 4 + g / 4) ^ 2 * t) << 4) + g % 4 * 4;
-        uint32_t out = buffer + warp * (EACH * 512) + ((lane / 2 ^ warp % 2 * 4) << 4) + lane % 2 * 8;
-        buffers ^= 1;
-        int own = token0 + p * PIECE + warp * EACH;  // first of this warp's tokens
-        float4 turn[EACH / 2][2];
-        auto fetch = [&](int pair) {
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                turn[pair / 2][i] = reinterpret_cast<const float4*>(h.rotations + size_t(min(own + pair + i, s.tokens - 1)) * (HEAD / 2))[lane];
-        };
-        fetch(0);
-#pragma unroll
-        for (int q = 0; q < WIDTH / PIECE; q++) {
-            if (q != p) continue;  // registers have no index
-#pragma unroll
-            for (int i = 0; i < PIECE / 2; i++) {  // token 8 (i / 4) + 2 t + i % 2, row + 8 (i / 2 % 2)
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"((in ^ (i % 4) % 2 << 4 ^ (i % 4) / 2 << 5) + (i / 4 * 8 + i % 2) * 512),
-                             "f"(sum[q * (PIECE / 2) + i])
-                             : "memory");
-            }
-        }
-        fetch(2);  // into registers that the sums have left
-        asm volatile("bar.sync 1, 256;" ::: "memory");
-#pragma unroll
-        for (int pair = 0; pair < EACH; pair += 2) {  // four at once do not fit the registers
-            float2 low[2], high[2];
-            int slots[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint32_t at = (out ^ (pair + i) << 4) + (pair + i) * 512;
-                asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(low[i].x), "=f"(low[i].y) : "r"(at) : "memory");
-                asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(high[i].x), "=f"(high[i].y) : "r"(at + 256) : "memory");
-                slots[i] = __shfl_sync(0xffffffffu, slot, p * EACH + pair + i);
-            }
-            place_heads<2>(h, head, own + pair, s.tokens, slots, lane, low, high, weight, turn[pair / 2]);
-        }
-    }
-}
 
 // Hands a warpgroup's sums to the copy engine.
 template <int WIDTH, Epilogue E>
@@ -296,7 +245,7 @@ __device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, co
 }
 
 template <int WIDTH, Type T, Epilogue E>
-__device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const Heads& h, uint32_t ring, uint32_t staging, uint32_t full, uint32_t empty) {
+__device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const Heads& h, uint32_t ring, uint8_t* staging, uint32_t full, uint32_t empty) {
     using R = Ring<WIDTH, T>;
     int group = threadIdx.x / 128, tid = threadIdx.x % 128;
     int steps = s.cols / DEPTH, stage = 0, row0, token0;
@@ -313,10 +262,13 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const 
     depend();
     asm volatile("fence.proxy.async;" ::: "memory");
     while (tiles.take(WIDTH, row0, token0)) {
-        int before = 0, slot = 0;
-        if constexpr (E == HEADS) {
-            int lane = threadIdx.x % 32, token = token0 + lane / 4 * PIECE + threadIdx.x / 32 * 4 + lane % 4;
-            slot = cache_slot(h.step, min(token, s.tokens - 1));
+        int before = 0, slots[2] = {};
+        if (E == HEADS && row0 >= h.heads * HEAD) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int token = token0 + (i * 4 + tid % 32 / 8) * PIECE_TOKENS + tid / 32 * 8 + tid % 8;
+                slots[i] = cache_slot(h.step, min(token, s.tokens - 1));
+            }
         }
         if constexpr (T == F16) {
             for (int k = 0; k < steps; k++) {
@@ -333,9 +285,9 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const 
                 advance();
             }
         } else {
-            int row = tid / 32 * 16 + tid % 32 / 4, t = tid % 4;
-            Expander<T> expander;
-            expander.start(s, row0 + group * 64 + row);
+            int warp = threadIdx.x / 32, g = tid % 32 / 4, row = warp % 4 * 16 + g, t = tid % 4;
+            Expander<T, E == HEADS ? 64 : 8> expander;
+            expander.start(s, row0 + warp * (E == HEADS ? 8 : 16) + g);
             uint32_t a[2][4][4];
             auto expand = [&](int k, uint32_t (&to)[4][4]) {
                 barrier_wait(full + stage * 8, parity);
@@ -363,8 +315,8 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const 
         wgmma_wait<0>();
         settled(sum);
         leave(before);
-        if constexpr (E == HEADS) finish_heads<WIDTH>(h, s, sum, staging, buffers, row0, token0, slot);
-        else finish_tile<WIDTH, E>(maps, s, sum, staging + group * (STAGING / 2), row0, token0);
+        if constexpr (E == HEADS) HeadTile<WIDTH>(h, sum, staging, row0 / HEAD, token0, s.tokens).finish(buffers, slots);
+        else finish_tile<WIDTH, E>(maps, s, sum, shared_address(staging) + group * (STAGING / 2), row0, token0);
     }
     if (tid == 0) boxes_written();
 }
@@ -372,9 +324,11 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const 
 template <int WIDTH, Type T, Epilogue E>
 __device__ __forceinline__ void project(const Maps& maps, const Shape& s, const Heads& h) {
     using R = Ring<WIDTH, T>;
+    static_assert(HeadTile<WIDTH>::BYTES <= STAGING);
     extern __shared__ uint8_t dynamic[];
     __shared__ __align__(8) uint64_t barriers[2 * R::STAGES];
-    uint32_t ring = (shared_address(dynamic) + 1023) & ~1023u, staging = ring + R::STAGES * R::STAGE;
+    uint32_t padding = -shared_address(dynamic) & 1023, ring = shared_address(dynamic) + padding;
+    uint8_t* staging = dynamic + padding + R::STAGES * R::STAGE;
     uint32_t full = shared_address(barriers), empty = full + R::STAGES * 8;
     if (threadIdx.x == 0) {
         // Free are stages that two warpgroups of two blocks have read.
@@ -386,7 +340,7 @@ __device__ __forceinline__ void project(const Maps& maps, const Shape& s, const 
     int group = threadIdx.x / 128;
     if (group == 2) {
         fewer_registers<40>();
-        if (threadIdx.x == 256) produce<WIDTH, T>(maps, s, ring, full, empty);
+        if (threadIdx.x == 256) produce<WIDTH, T, E>(maps, s, ring, full, empty);
     } else {
         more_registers<232>();
         consume<WIDTH, T, E>(maps, s, h, ring, staging, full, empty);

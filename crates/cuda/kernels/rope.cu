@@ -10,13 +10,12 @@ extern "C" __global__ void __launch_bounds__(256) rope(const float* qkv, const H
     // The step and the norms' weights were there before this pass began.
     int token = blockIdx.x, head = blockIdx.y * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     bool live = token < h.step[TOKENS];
-    int slot[1] = {live ? cache_slot(h.step, token) : 0};
-    float2 low[1] = {}, high[1] = {}, weight[2];
+    int slot = live ? cache_slot(h.step, token) : 0;
+    float2 weight[2];
     head_norm(h, head, lane, weight);
     depend();
     if (!live) return;
-    float4 turn[1] = {reinterpret_cast<const float4*>(h.rotations + token * (HEAD / 2))[lane]};
+    float4 turn = reinterpret_cast<const float4*>(h.rotations + token * (HEAD / 2))[lane];
     const float2* from = reinterpret_cast<const float2*>(qkv + (size_t(token) * (h.heads + 2 * KV_HEADS) + head) * HEAD);
-    low[0] = from[lane], high[0] = from[lane + 32];
-    place_heads<1>(h, head, token, token + 1, slot, lane, low, high, weight, turn);
+    place_head(h, head, token, slot, lane, from[lane], from[lane + 32], weight, turn);
 }

@@ -27,15 +27,18 @@ const RECORDED: usize = 256;
 /// Recordings that are kept; past that all are dropped.
 const RECORDINGS: usize = 256;
 
+/// Tokens of a call whose attention is split all over.
+const SPLIT_TOKENS: usize = 512;
+
 /// How to run.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// Number of the device, counted from 0.
     pub device: usize,
-    /// Tokens a call.
+    /// Tokens a call, at most 512 where one class of kernels does everything: its attention leaves parts for each.
     pub tokens: usize,
-    /// Whether every projection uses one class of kernels, whatever the number of tokens: slower, and the same bits
-    /// for a token in any batch.
+    /// Whether everything uses one class of kernels, whatever the number of tokens: slower, and the same bits for a token
+    /// in any batch.
     pub deterministic: bool,
     /// Whether only kernels that every architecture has are used, for gates and comparisons.
     pub generic: bool,
@@ -62,6 +65,8 @@ impl CudaModel {
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Arc<Self>> {
+        let most = if options.deterministic { SPLIT_TOKENS } else { options.tokens };
+        let options = Options { tokens: options.tokens.min(most), ..options };
         let context = Context::open(options.device)?;
         let stream = Stream::new(&context)?;
         let kernels = Kernels::load(&context, &stream, KvKind::Bf16, &options)?;
@@ -393,7 +398,8 @@ impl Backend for CudaBackend {
         let (spec, vocab) = (self.model.spec, self.model.spec.vocab);
         let (queries, clusters) =
             (self.kernels.queries(), self.kernels.clusters(batch.tokens.len()));
-        let tiles = Tiles { group: spec.group(), queries, clusters, pass: PASS };
+        let deterministic = self.model.options.deterministic;
+        let tiles = Tiles { group: spec.group(), queries, clusters, deterministic, pass: PASS };
         self.step.build(batch, vocab, tiles)?;
         let asked: Vec<Asked> = batch.rows.iter().map(|row| Asked::of(&row.want, vocab)).collect();
         let slot = self.turn;

@@ -233,7 +233,7 @@ fn weights_map(w: &Projection, rows: usize, depth: usize) -> Result<TensorMap> {
 }
 
 /// Heads, each piece of eight rows followed by the piece 64 rows further.
-fn heads_map(w: &Projection, depth: usize) -> Result<TensorMap> {
+pub fn heads_map(w: &Projection, depth: usize) -> Result<TensorMap> {
     let (element, bytes) = if w.kind == Kind::F16 { (Element::F16, 2) } else { (Element::U8, 1) };
     let (row, part) = (w.kind.row_bytes(w.cols) as u64, w.kind.row_bytes(depth) as u64);
     let dims = [row / bytes, 8, 2, 8, (w.rows / HEAD_DIM) as u64];

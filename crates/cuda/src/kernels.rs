@@ -18,6 +18,12 @@ type Result<T> = std::result::Result<T, BackendError>;
 /// Fat binaries by the name of their source, made by build.rs.
 static IMAGES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/images.rs"));
 
+/// The fat binary of a source.
+pub fn image(source: &str) -> Result<&'static [u8]> {
+    let missing = || BackendError::Device(format!("kernel source {source} is not embedded"));
+    IMAGES.iter().find(|(name, _)| *name == source).map(|&(_, image)| image).ok_or_else(missing)
+}
+
 /// Tokens up to which a projection streams its weights once for all of them.
 const FEW: usize = 64;
 /// Tokens up to which a projection of few rows splits its columns over blocks.

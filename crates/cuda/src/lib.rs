@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`CudaBackend`] lays a batch out (`step`), queues the forward pass (`forward`) through one
 //! function an operation (`kernels`; `prefill` on Hopper), and reads the answers back (`rows`); `weights` brings a model to the
-//! device, and `driver` is the only module that talks to CUDA.
+//! device, `driver` is the only module that talks to CUDA, and `peaks` measures what kernels are held against.
 //!
 //! Numbers on the device are fp16 where they feed a tensor core and fp32 everywhere else (`kernels/common.cuh`).
 
@@ -12,6 +12,7 @@ mod decode;
 mod driver;
 mod forward;
 mod kernels;
+mod peaks;
 mod prefill;
 mod rows;
 mod step;
@@ -19,3 +20,4 @@ mod weights;
 
 pub use backend::{CudaBackend, CudaModel, Options};
 pub use driver::{Device, devices, kernels_hit};
+pub use peaks::{Peaks, peaks};

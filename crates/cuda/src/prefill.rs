@@ -7,6 +7,7 @@ use engine::batch::BLOCK;
 use engine::{BackendError, KvKind};
 use model::{HEAD_DIM, KV_HEADS};
 
+use crate::batch::heads_map;
 use crate::driver::{Context, Element, Function, Stream, TensorMap};
 use crate::kernels::{Cache, Epilogue, Heads, each, launch};
 use crate::weights::{Kind, Projection};
@@ -162,6 +163,7 @@ impl Prefill {
         let width = WIDTHS[index];
         let maps = Maps {
             weights: match w.kind {
+                _ if heads.heads > 0 => heads_map(w, DEPTH)?,
                 Kind::F16 => TensorMap::new(w.quants, w.rows, w.cols, ROWS)?,
                 kind => {
                     let shape = [w.rows, kind.row_bytes(w.cols)];

@@ -13,8 +13,8 @@ const HEADER: usize = 16;
 const ITEM: usize = 8;
 /// Query rows of one tile of split attention: tokens x query heads of a KV head.
 const TILE: usize = 16;
-/// A sequence with more new tokens than this is prefill.
-pub const FEW: usize = 16;
+/// A sequence with more new tokens than this is prefill, unless one class of kernels is to do everything.
+const FEW: usize = 16;
 
 /// How work is cut up.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +25,8 @@ pub struct Tiles {
     pub queries: usize,
     /// Whether clusters of blocks take a chunk of split attention together.
     pub clusters: bool,
+    /// Whether attention is split for any number of new tokens.
+    pub deterministic: bool,
     /// Answer rows that pass over the head together, at most.
     pub pass: usize,
 }
@@ -95,7 +97,8 @@ impl Step {
         self.set(Field::Copies, self.copies);
 
         let (group, queries) = (tiles.group, tiles.queries);
-        let cuts = Cuts { few: FEW, tokens: TILE / group, queries, chunks: tiles.chunks() };
+        let few = if tiles.deterministic { usize::MAX } else { FEW };
+        let cuts = Cuts { few, tokens: TILE / group, queries, chunks: tiles.chunks() };
         let items = Attention::of(batch, &cuts);
         self.words.resize(HEADER + ITEM * items.splits.len(), 0);
         self.place(Field::TokenAt);
@@ -209,13 +212,18 @@ mod tests {
                 batch.push((0..count).map(Input::Token), position, &table);
             }
             let mut step = Step::default();
-            step.build(&batch, 1000, Tiles { group, queries: 128, clusters, pass: 8 }).unwrap();
+            let tiles = Tiles { group, queries: 128, clusters, deterministic: group == 8, pass: 8 };
+            step.build(&batch, 1000, tiles).unwrap();
+            assert_eq!(step.flashes == 0, tiles.deterministic);
             let mut seen = vec![0; step.tokens];
             let items = &step.words[HEADER..HEADER + step.splits * ITEM];
             for item in items.chunks(ITEM) {
                 let count = item[1] & 0xffff;
                 assert!(count as usize * group <= TILE);
                 assert_eq!(item[4], batch.positions[(item[0] + count - 1) as usize]);
+                // A token is cut up as it would be alone.
+                let chunks = |token: u32| tiles.chunks()(batch.positions[token as usize] as usize);
+                assert_eq!((item[6] >> 16) as usize, chunks(item[0]));
                 assert_eq!(item[7], step.words[field(&step, Field::TableAt) + item[0] as usize]);
                 for token in item[0]..item[0] + count {
                     let position = batch.positions[token as usize] as usize;
@@ -250,7 +258,8 @@ mod tests {
         batch.push([Input::Token(5), Input::Sampled(2)], 31, &[7, 9]);
         batch.push([Input::Token(6)], 0, &[3]);
         let mut step = Step::default();
-        step.build(&batch, 100, Tiles { group: 2, queries: 64, clusters: false, pass: 8 }).unwrap();
+        let tiles = Tiles { group: 2, queries: 64, clusters: false, deterministic: false, pass: 8 };
+        step.build(&batch, 100, tiles).unwrap();
         let word = |at: usize| step.words[at];
         let table = field(&step, Field::TableAt);
         assert_eq!(word(word(table) as usize), 7);

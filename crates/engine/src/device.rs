@@ -80,14 +80,20 @@ impl Attention {
         for range in batch.offsets.windows(2) {
             let few = range[1] - range[0] <= cuts.few;
             let most = if few { cuts.tokens } else { cuts.queries };
-            for first in (range[0]..range[1]).step_by(most) {
-                let count = most.min(range[1] - first);
-                let last = batch.positions[first + count - 1] as usize;
+            let chunks = |token: usize| (cuts.chunks)(batch.positions[token] as usize);
+            let mut first = range[0];
+            while first < range[1] {
+                let mut count = most.min(range[1] - first);
                 if few {
-                    items.split(first as u32, count as u32, (cuts.chunks)(last) as u32);
+                    // A token's chunks are its own, whoever shares its item.
+                    let alike = |&i: &usize| chunks(first + i) == chunks(first);
+                    count = (1..count).take_while(alike).count() + 1;
+                    items.split(first as u32, count as u32, chunks(first) as u32);
                 } else {
+                    let last = batch.positions[first + count - 1];
                     flashes.push((last, [first as u32, count as u32]));
                 }
+                first += count;
             }
         }
         flashes.sort_by_key(|&(last, _)| Reverse(last));

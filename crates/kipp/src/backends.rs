@@ -153,7 +153,7 @@ impl BackendName {
     }
 
     /// What the machine can do at most with this backend's instructions, measured now.
-    pub fn peaks(self, threads: usize) -> Result<Peaks> {
+    pub fn peaks(self, threads: usize, device: usize) -> Result<Peaks> {
         match self {
             BackendName::Cpu => {
                 let peaks = cpu::peaks::measure(Options::default().class, threads)?;
@@ -166,7 +166,8 @@ impl BackendName {
                     handover: if threads > 1 { Some(cpu::peaks::handover()?) } else { None },
                 })
             }
-            BackendName::Cuda | BackendName::Metal | BackendName::Oracle => Ok(Peaks::default()),
+            BackendName::Cuda => cuda_peaks(device),
+            BackendName::Metal | BackendName::Oracle => Ok(Peaks::default()),
         }
     }
 }
@@ -206,6 +207,17 @@ fn prepare_cuda(
     _progress: &mut Progress<'_>,
 ) -> Result<Prepared, BackendError> {
     Err(BackendError::Unavailable("this kipp was built without the feature `cuda`".into()))
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_peaks(device: usize) -> Result<Peaks> {
+    let cuda::Peaks { read, operations } = cuda::peaks(device)?;
+    Ok(Peaks { read: Some(read), operations: Some(operations), ..Peaks::default() })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_peaks(_device: usize) -> Result<Peaks> {
+    Ok(Peaks::default())
 }
 
 #[cfg(feature = "cuda")]

@@ -94,7 +94,7 @@ fn measure(args: &Args) -> Result<Record> {
     let blocks = cases.iter().map(|c| c.sequences * c.reach().div_ceil(BLOCK)).max().unwrap_or(0);
     let kv = KvConfig { blocks, ..args.model.kv_config(longest) };
     let mut backend = (args.model.prepare(&model)?.make)(kv)?;
-    let mut peaks = args.model.backend.peaks(args.model.threads())?;
+    let mut peaks = args.model.backend.peaks(args.model.threads(), args.model.device)?;
     peaks.read = args.peak_read.or(peaks.read);
     peaks.operations = args.peak_operations.or(peaks.operations);
     let kv_position = KvConfig { blocks: 1, ..kv }.bytes(spec.layers) as f64 / BLOCK as f64;
