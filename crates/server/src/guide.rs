@@ -180,6 +180,8 @@ pub struct Guide {
     forced: VecDeque<u32>,
     ids: Ids,
     words: usize,
+    /// All tokens but those that end an answer: a thought must go on to what was asked for.
+    endless: Option<Arc<[u32]>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -216,9 +218,16 @@ impl Guide {
             Begin::Inside => Stage::Thinking,
         };
         let words = vocabulary.rows().div_ceil(32);
+        let endless = rules.grammar.is_some().then(|| {
+            let mut mask = vec![u32::MAX; words];
+            for end in [vocabulary.id(Marker::ImEnd), vocabulary.id(Marker::EndOfText)] {
+                mask[end as usize / 32] &= !(1 << (end % 32));
+            }
+            mask.into()
+        });
         let thinking = Thinking::new(begin);
         let forced = VecDeque::new();
-        Guide { vocabulary, rules, stage, thinking, thought: 0, forced, ids, words }
+        Guide { vocabulary, rules, stage, thinking, thought: 0, forced, ids, words, endless }
     }
 
     /// Follows a thought over the next token.
@@ -257,6 +266,7 @@ impl Constraint for Guide {
                 mask.resize(self.words, 0);
                 Ok(Some(mask.into()))
             }
+            (Stage::Thinking, Some(_)) => Ok(self.endless.clone()),
             (Stage::End, _) => Ok(self.only(self.ids.end)),
             _ => Ok(None),
         }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Running, chat_reply, ids, serve};
+use common::{Running, Setup, chat_reply, ids, serve, serve_with};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -61,6 +61,19 @@ fn tags_that_are_spelled_out_open_and_close_thoughts() {
     let held = message(&server, json!({"response_format": schema, "max_tokens": 60}));
     assert_eq!(held["message"]["reasoning_content"], "well");
     assert_eq!(held["message"]["content"], "{\"a\": 1}");
+}
+
+/// A model that ends inside its thought has not given what was asked for.
+#[test]
+fn a_thought_goes_on_to_what_was_asked_for() {
+    let schema = json!({"type": "json_schema", "json_schema": {"schema": {"const": {"a": 1}}}});
+    let server = serve(chat_reply(ids("<think>\nwell")));
+    let members = json!({"response_format": schema, "thinking_budget": 9, "max_tokens": 60});
+    let choice = message(&server, members);
+    assert_eq!(choice["message"]["content"], "{\"a\": 1}", "{choice}");
+    assert_eq!(choice["finish_reason"], "stop");
+    // Where nothing was asked for it may end.
+    assert_eq!(message(&server, json!({}))["message"]["reasoning_content"], "well");
 }
 
 #[test]
@@ -121,4 +134,44 @@ fn tokens_that_are_none_end_nothing() {
     let server = serve(Box::new(|_| None));
     let refused = server.refused(CHAT, ask(json!({"stop_token_ids": [5, 151_936]})));
     assert_eq!(refused, "stop_token_ids[1]: expected a token id below 151936, found 151936");
+}
+
+/// The answer without what differs from one to the next.
+fn bare(mut answer: Value) -> Value {
+    for name in ["id", "created", "timings"] {
+        answer.as_object_mut().expect("an object").remove(name);
+    }
+    for choice in answer["choices"].as_array_mut().into_iter().flatten() {
+        for call in choice["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
+            call.as_object_mut().expect("an object").remove("id");
+        }
+    }
+    answer
+}
+
+/// Thoughts, calls, formats, stop texts, log-probabilities and choices, with the text's own drafts and without.
+#[test]
+fn drafts_change_no_answer_of_any_kind() {
+    let call = CALL.replace("1}", "\"ab ab ab ab\"}");
+    let said = format!("<think>\nso so so so so\n</think>\n\nab ab ab ab ab {call}\n{call}");
+    let plain = serve(chat_reply(ids(&said)));
+    let setup = Setup { speculate: true, ..Setup::default() };
+    let drafting = serve_with(chat_reply(ids(&said)), setup);
+    for members in [
+        json!({"logprobs": true, "top_logprobs": 2}),
+        json!({"stop": ["ab ab <"]}),
+        json!({"max_tokens": 17}),
+        json!({"thinking_budget": 4}),
+        json!({"parallel_tool_calls": false}),
+        json!({"tool_choice": "required"}),
+        json!({"response_format": {"type": "json_object"}, "max_tokens": 40}),
+        json!({"frequency_penalty": 2, "max_tokens": 40}),
+        json!({"n": 2, "seed": u64::MAX, "temperature": 1.5, "max_tokens": 40}),
+    ] {
+        let mut body = ask(members);
+        body["tools"] = tools();
+        let [expected, found] = [&plain, &drafting].map(|server| bare(server.ok(CHAT, &body)));
+        assert_eq!(found, expected, "{body}");
+    }
+    assert!(drafting.metric("spec_decode_num_accepted_tokens_total") > 20.0);
 }
