@@ -279,8 +279,8 @@ fn by_rank(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
 
 /// The largest logit and the lowest id that has it; `None` if all are minus infinity.
 pub fn argmax(logits: &[f32]) -> Option<(u32, f32)> {
-    let max = largest(logits);
-    let best = logits.iter().position(|&logit| logit == max && max > f32::NEG_INFINITY)?;
+    let max = Some(largest(logits)).filter(|&max| max > f32::NEG_INFINITY)?;
+    let best = logits.iter().position(|&logit| logit == max)?;
     Some((best as u32, max))
 }
 
