@@ -22,11 +22,79 @@ pub struct Kv {
     store: Store,
 }
 
-/// Elements `[layers, blocks, 8 heads, keys then values]`.
-enum Store {
-    Bf16(Shared<u16>),
-    /// Signed bytes, and scales `[layers, blocks, 8 heads, 32 of keys then 32 of values]`.
-    Q8(Shared<i8>, Shared<f32>),
+/// What the elements are.
+pub enum Store {
+    /// bf16.
+    Bf16(Bf16),
+    /// Signed bytes with a scale for each row of a head.
+    Q8(Q8),
+}
+
+/// `[layers, blocks, 8 heads, keys then values]`
+pub struct Bf16(Shared<u16>);
+
+/// Codes, laid out as [`Bf16`]'s elements, and scales `[layers, blocks, 8 heads, 32 of keys then 32 of values]`.
+pub struct Q8(Shared<i8>, Shared<f32>);
+
+/// Elements as vectors. `head` counts the heads of all blocks of all layers: [`Kv::head`].
+///
+/// # Safety
+/// The head exists, nobody writes what is read, and the machine has the class's features.
+pub trait Cells {
+    /// Bytes of an element of the keys at all positions.
+    const KEY_BYTES: usize;
+    /// Element `d` of the keys at 16 positions from `position`.
+    unsafe fn key<S: Simd>(&self, head: usize, d: usize, position: usize) -> S::F;
+    /// 16 elements from `d` of the value at `position`.
+    unsafe fn value<S: Simd>(&self, head: usize, position: usize, d: usize) -> S::F;
+    /// Where the head's keys begin; its values follow them.
+    fn start(&self, head: usize) -> *const i32;
+}
+
+impl Cells for Bf16 {
+    const KEY_BYTES: usize = 2 * BLOCK;
+
+    #[inline(always)]
+    unsafe fn key<S: Simd>(&self, head: usize, d: usize, position: usize) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { S::load_bf16(self.0.at(head * 2 * HALF + d * BLOCK + position)) }
+    }
+
+    #[inline(always)]
+    unsafe fn value<S: Simd>(&self, head: usize, position: usize, d: usize) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { S::load_bf16(self.0.at(head * 2 * HALF + HALF + position * HEAD_DIM + d)) }
+    }
+
+    fn start(&self, head: usize) -> *const i32 {
+        self.0.at(head * 2 * HALF).cast()
+    }
+}
+
+impl Cells for Q8 {
+    const KEY_BYTES: usize = BLOCK;
+
+    #[inline(always)]
+    unsafe fn key<S: Simd>(&self, head: usize, d: usize, position: usize) -> S::F {
+        // SAFETY: the caller's.
+        unsafe {
+            let scale = S::load_f32(self.1.at(head * 2 * BLOCK + position));
+            S::mul(S::load_i8(self.0.at(head * 2 * HALF + d * BLOCK + position)), scale)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn value<S: Simd>(&self, head: usize, position: usize, d: usize) -> S::F {
+        // SAFETY: the caller's.
+        unsafe {
+            let scale = S::splat(*self.1.at(head * 2 * BLOCK + BLOCK + position));
+            S::mul(S::load_i8(self.0.at(head * 2 * HALF + HALF + position * HEAD_DIM + d)), scale)
+        }
+    }
+
+    fn start(&self, head: usize) -> *const i32 {
+        self.0.at(head * 2 * HALF).cast()
+    }
 }
 
 /// What QK-norm, RoPE and the append of one layer need.
@@ -58,10 +126,10 @@ impl Kv {
         const PURPOSE: &str = "the KV cache";
         let heads = layers * config.blocks * KV_HEADS;
         let store = match config.kind {
-            KvKind::Bf16 => Store::Bf16(Shared::new(heads * 2 * HALF, PURPOSE)?),
+            KvKind::Bf16 => Store::Bf16(Bf16(Shared::new(heads * 2 * HALF, PURPOSE)?)),
             KvKind::Q8_0 => {
                 let codes = Shared::new(heads * 2 * HALF, PURPOSE)?;
-                Store::Q8(codes, Shared::new(heads * 2 * BLOCK, PURPOSE)?)
+                Store::Q8(Q8(codes, Shared::new(heads * 2 * BLOCK, PURPOSE)?))
             }
         };
         Ok(Kv { layers, blocks: config.blocks, store })
@@ -75,12 +143,18 @@ impl Kv {
     /// Bytes that hold keys and values.
     pub fn bytes(&self) -> usize {
         match &self.store {
-            Store::Bf16(x) => x.bytes(),
-            Store::Q8(x, scales) => x.bytes() + scales.bytes(),
+            Store::Bf16(Bf16(x)) => x.bytes(),
+            Store::Q8(Q8(x, scales)) => x.bytes() + scales.bytes(),
         }
     }
 
-    fn head(&self, layer: usize, block: u32, head: usize) -> usize {
+    /// The elements.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Where a head of a block of a layer is among all.
+    pub fn head(&self, layer: usize, block: u32, head: usize) -> usize {
         (layer * self.blocks + block as usize) * KV_HEADS + head
     }
 
@@ -94,8 +168,10 @@ impl Kv {
             let (from, to) = (self.head(layer, from, 0), self.head(layer, to, 0));
             let per_head = 2 * HALF;
             match &self.store {
-                Store::Bf16(x) => copy(x, from * per_head, to * per_head, KV_HEADS * per_head),
-                Store::Q8(x, scales) => {
+                Store::Bf16(Bf16(x)) => {
+                    copy(x, from * per_head, to * per_head, KV_HEADS * per_head)
+                }
+                Store::Q8(Q8(x, scales)) => {
                     copy(x, from * per_head, to * per_head, KV_HEADS * per_head);
                     let per_head = 2 * BLOCK;
                     copy(scales, from * per_head, to * per_head, KV_HEADS * per_head);
@@ -104,68 +180,16 @@ impl Kv {
         }
     }
 
-    /// Decodes the first `count` positions of a block: `keys` as `[128][32]`, `values` as `[32][128]`.
-    /// What lies behind them is left as it was in `keys` and zero in `values`.
-    ///
-    /// # Safety
-    /// The block exists and is not being written, the outputs hold 4,096 elements each, and the
-    /// machine has the class's features.
-    #[inline(always)]
-    pub unsafe fn decode<S: Simd>(
-        &self,
-        layer: usize,
-        block: u32,
-        head: usize,
-        count: usize,
-        keys: *mut f32,
-        values: *mut f32,
-    ) {
-        let head = self.head(layer, block, head);
-        // SAFETY: the caller's.
-        unsafe {
-            match &self.store {
-                Store::Bf16(x) => {
-                    let x = x.at(head * 2 * HALF).cast_const();
-                    for i in (0..HALF).step_by(LANES) {
-                        S::store(S::load_bf16(x.add(i)), keys.add(i));
-                    }
-                    for i in (0..count * HEAD_DIM).step_by(LANES) {
-                        S::store(S::load_bf16(x.add(HALF + i)), values.add(i));
-                    }
-                }
-                Store::Q8(x, scales) => {
-                    let x = x.at(head * 2 * HALF).cast_const();
-                    let scales = scales.at(head * 2 * BLOCK).cast_const();
-                    for half in [0, LANES] {
-                        let scale = S::load_f32(scales.add(half));
-                        for d in 0..HEAD_DIM {
-                            let i = d * BLOCK + half;
-                            S::store(S::mul(S::load_i8(x.add(i)), scale), keys.add(i));
-                        }
-                    }
-                    for position in 0..count {
-                        let scale = S::splat(*scales.add(BLOCK + position));
-                        for d in (0..HEAD_DIM).step_by(LANES) {
-                            let i = position * HEAD_DIM + d;
-                            S::store(S::mul(S::load_i8(x.add(HALF + i)), scale), values.add(i));
-                        }
-                    }
-                }
-            }
-            values.add(count * HEAD_DIM).write_bytes(0, HALF - count * HEAD_DIM);
-        }
-    }
-
     /// Stores one head's key and value at a slot.
     ///
     /// # Safety
     /// As [`append`].
     #[inline(always)]
-    unsafe fn store<S: Simd>(&self, head: usize, slot: usize, key: *const f32, value: *const f32) {
+    unsafe fn put<S: Simd>(&self, head: usize, slot: usize, key: *const f32, value: *const f32) {
         // SAFETY: the caller's.
         unsafe {
             match &self.store {
-                Store::Bf16(x) => {
+                Store::Bf16(Bf16(x)) => {
                     let x = x.at(head * 2 * HALF);
                     for d in 0..HEAD_DIM {
                         *x.add(d * BLOCK + slot) = model::float::f32_to_bf16(*key.add(d));
@@ -173,7 +197,7 @@ impl Kv {
                             model::float::f32_to_bf16(*value.add(d));
                     }
                 }
-                Store::Q8(x, scales) => {
+                Store::Q8(Q8(x, scales)) => {
                     let x = x.at(head * 2 * HALF);
                     let scales = scales.at(head * 2 * BLOCK);
                     let mut code = [0i8; HEAD_DIM];
@@ -243,7 +267,7 @@ pub unsafe fn append<S: Simd>(kv: &Kv, job: &Append<'_>, token: usize) {
             rms_norm::<S>(x, job.k_norm.as_ptr(), head.as_mut_ptr(), HEAD_DIM);
             rotate::<S>(rotation, head.as_ptr(), x, 1.0);
             let at = kv.head(job.layer, block, h);
-            kv.store::<S>(at, slot as usize, x, values.add(h * HEAD_DIM));
+            kv.put::<S>(at, slot as usize, x, values.add(h * HEAD_DIM));
         }
     }
 }

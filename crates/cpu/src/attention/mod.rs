@@ -5,7 +5,9 @@
 //! Every [`SPLIT`] positions these are folded into the row's total, whichever way the work is divided:
 //! a long context may be spread over threads, one split a unit, and gives the same bits.
 
-use engine::batch::BLOCK;
+mod many;
+mod one;
+
 use model::{HEAD_DIM, KV_HEADS};
 
 use crate::kv::Kv;
@@ -21,8 +23,8 @@ pub const PARTIAL: usize = LANES + HEAD_DIM;
 /// The maximum of no positions: finite, so that differences are numbers.
 const NOTHING: f32 = -1e30;
 
-/// Scratch of one unit: decoded keys and values, queries, scores, a split's results and the totals.
-pub const SCRATCH: usize = 2 * BLOCK * HEAD_DIM + ROWS * (HEAD_DIM + BLOCK + 2 * PARTIAL);
+/// Scratch of one unit: queries, a split's results, the totals and what the walk needs.
+pub const SCRATCH: usize = ROWS * (HEAD_DIM + 2 * PARTIAL) + many::SCRATCH;
 
 /// Some tokens of one sequence.
 #[derive(Clone, Copy)]
@@ -99,14 +101,11 @@ pub unsafe fn attend<S: Simd>(job: &Attend<'_>, unit: usize, scratch: &mut [f32]
     let unit = job.units[unit];
     let group = job.heads / KV_HEADS;
     let rows = unit.tokens * group;
-    let (keys, rest) = scratch.split_at_mut(BLOCK * HEAD_DIM);
-    let (values, rest) = rest.split_at_mut(BLOCK * HEAD_DIM);
-    let (queries, rest) = rest.split_at_mut(ROWS * HEAD_DIM);
-    let (scores, rest) = rest.split_at_mut(ROWS * BLOCK);
-    let (split, total) = rest.split_at_mut(ROWS * PARTIAL);
+    let (queries, rest) = scratch.split_at_mut(ROWS * HEAD_DIM);
+    let (split, rest) = rest.split_at_mut(ROWS * PARTIAL);
+    let (total, rest) = rest.split_at_mut(ROWS * PARTIAL);
     let token_of = |row: usize| unit.token + row / group;
     let head_of = |row: usize| unit.head * group + row % group;
-    let last = |row: usize| job.positions[token_of(row)] as usize;
     // SAFETY: the caller's; the parts of the scratch hold ROWS rows each.
     unsafe {
         for row in 0..rows {
@@ -114,54 +113,13 @@ pub unsafe fn attend<S: Simd>(job: &Attend<'_>, unit: usize, scratch: &mut [f32]
             let to = queries[row * HEAD_DIM..].as_mut_ptr();
             std::ptr::copy_nonoverlapping(q, to, HEAD_DIM);
         }
-        for row in total.chunks_exact_mut(PARTIAL).take(rows) {
-            row.fill(0.0);
-            row[0] = NOTHING;
-        }
-        let table = &job.tables[unit.sequence];
+        nothing(&mut total[..rows * PARTIAL]);
         for start in (unit.start..unit.end).step_by(SPLIT) {
-            for row in split.chunks_exact_mut(PARTIAL).take(rows) {
-                row.fill(0.0);
-                row[0] = NOTHING;
-            }
-            for first in (start..unit.end.min(start + SPLIT)).step_by(BLOCK) {
-                let count = BLOCK.min(unit.end - first);
-                let block = table[first / BLOCK];
-                let (k, v) = (keys.as_mut_ptr(), values.as_mut_ptr());
-                job.kv.decode::<S>(job.layer, block, unit.head, count, k, v);
-                // Rows that end before this block are left out: it would not change their bits.
-                let from = (0..rows).find(|&row| last(row) >= first).unwrap_or(rows);
-                multiply::<S>(
-                    &queries[from * HEAD_DIM..],
-                    HEAD_DIM,
-                    k,
-                    BLOCK,
-                    &mut scores[from * BLOCK..],
-                    BLOCK,
-                    rows - from,
-                    HEAD_DIM,
-                    false,
-                );
-                for row in from..rows {
-                    let visible = BLOCK.min(last(row) + 1 - first);
-                    let scores = &mut scores[row * BLOCK..][..BLOCK];
-                    scores[visible..].fill(f32::NEG_INFINITY);
-                    weigh::<S>(scores, &mut split[row * PARTIAL..][..PARTIAL]);
-                }
-                for d in (0..HEAD_DIM).step_by(2 * LANES) {
-                    let to = &mut split[from * PARTIAL + LANES + d..];
-                    multiply::<S>(
-                        &scores[from * BLOCK..],
-                        BLOCK,
-                        v.add(d),
-                        HEAD_DIM,
-                        to,
-                        PARTIAL,
-                        rows - from,
-                        BLOCK,
-                        true,
-                    );
-                }
+            nothing(&mut split[..rows * PARTIAL]);
+            let positions = start..unit.end.min(start + SPLIT);
+            match unit.tokens {
+                1 => one::walk::<S>(job, &unit, positions, queries, split, rest),
+                _ => many::walk::<S>(job, &unit, positions, queries, split, rest),
             }
             for row in 0..rows {
                 let part = &split[row * PARTIAL..][..PARTIAL];
@@ -178,6 +136,14 @@ pub unsafe fn attend<S: Simd>(job: &Attend<'_>, unit: usize, scratch: &mut [f32]
                 None => finish::<S>(job, token_of(row), head_of(row), total.as_ptr()),
             }
         }
+    }
+}
+
+/// Partial results of no positions.
+fn nothing(rows: &mut [f32]) {
+    for row in rows.chunks_exact_mut(PARTIAL) {
+        row.fill(0.0);
+        row[0] = NOTHING;
     }
 }
 
@@ -199,12 +165,14 @@ pub unsafe fn merge<S: Simd>(job: &Attend<'_>, row: usize) {
     }
 }
 
-/// Turns a row's 32 scores into weights relative to its maximum so far, and rescales what it has.
+/// Turns a row's 32 scores, of which the first `visible` count, into weights relative to its maximum so far, and
+/// adds them to its sum. Returns what its weighted values so far are to be multiplied with.
 ///
 /// # Safety
 /// `scores` holds a block, `row` a partial result; the machine has the class's features.
 #[inline(always)]
-unsafe fn weigh<S: Simd>(scores: &mut [f32], row: &mut [f32]) {
+unsafe fn weigh<S: Simd>(scores: &mut [f32], visible: usize, row: &mut [f32]) -> f32 {
+    scores[visible..].fill(f32::NEG_INFINITY);
     // SAFETY: the caller's.
     unsafe {
         let s = scores.as_mut_ptr();
@@ -215,19 +183,13 @@ unsafe fn weigh<S: Simd>(scores: &mut [f32], row: &mut [f32]) {
         let (low, high) = (exp::<S>(S::sub(low, shift)), exp::<S>(S::sub(high, shift)));
         S::store(low, s);
         S::store(high, s.add(LANES));
-        let added = S::sum(S::add(low, high));
+        let mut kept = [1.0; LANES];
         if most > before {
-            let keep = exp::<S>(S::splat(before - most));
-            let weighted = row.as_mut_ptr().add(LANES);
-            for d in (0..HEAD_DIM).step_by(LANES) {
-                S::store(S::mul(S::load_f32(weighted.add(d)), keep), weighted.add(d));
-            }
-            let mut kept = [0.0; LANES];
-            S::store(S::mul(S::splat(row[1]), keep), kept.as_mut_ptr());
-            row[1] = kept[0];
-            row[0] = most;
+            S::store(exp::<S>(S::splat(before - most)), kept.as_mut_ptr());
         }
-        row[1] += added;
+        row[0] = most;
+        row[1] = row[1] * kept[0] + S::sum(S::add(low, high));
+        kept[0]
     }
 }
 
@@ -264,99 +226,6 @@ unsafe fn finish<S: Simd>(job: &Attend<'_>, token: usize, head: usize, total: *c
         let inverse = S::splat(1.0 / *total.add(1));
         for d in (0..HEAD_DIM).step_by(LANES) {
             S::store(S::mul(S::load_f32(total.add(LANES + d)), inverse), out.add(d));
-        }
-    }
-}
-
-/// c\[rows\]\[32\] (+)= a\[rows\]\[n\] b\[n\]\[32\], each with its own distance between rows; every element is summed
-/// in the order of n.
-///
-/// # Safety
-/// The matrices hold those elements and the machine has the class's features.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "three matrices with their strides")]
-unsafe fn multiply<S: Simd>(
-    a: &[f32],
-    a_stride: usize,
-    b: *const f32,
-    b_stride: usize,
-    c: &mut [f32],
-    c_stride: usize,
-    rows: usize,
-    n: usize,
-    add: bool,
-) {
-    let (a, c) = (a.as_ptr(), c.as_mut_ptr());
-    let mut row = 0;
-    while row < rows {
-        // SAFETY: the caller's.
-        unsafe {
-            let (a, c) = (a.add(row * a_stride), c.add(row * c_stride));
-            row += match rows - row {
-                12.. if S::TILE.1 >= 12 => {
-                    tile::<S, 12>(a, a_stride, b, b_stride, c, c_stride, n, add);
-                    12
-                }
-                8.. if S::TILE.1 >= 8 => {
-                    tile::<S, 8>(a, a_stride, b, b_stride, c, c_stride, n, add);
-                    8
-                }
-                4.. if S::TILE.1 >= 4 => {
-                    tile::<S, 4>(a, a_stride, b, b_stride, c, c_stride, n, add);
-                    4
-                }
-                2.. => {
-                    tile::<S, 2>(a, a_stride, b, b_stride, c, c_stride, n, add);
-                    2
-                }
-                _ => {
-                    tile::<S, 1>(a, a_stride, b, b_stride, c, c_stride, n, add);
-                    1
-                }
-            };
-        }
-    }
-}
-
-/// `R` rows of [`multiply`].
-///
-/// # Safety
-/// As [`multiply`].
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "three matrices with their strides")]
-unsafe fn tile<S: Simd, const R: usize>(
-    a: *const f32,
-    a_stride: usize,
-    b: *const f32,
-    b_stride: usize,
-    c: *mut f32,
-    c_stride: usize,
-    n: usize,
-    add: bool,
-) {
-    // SAFETY: the caller's.
-    unsafe {
-        let mut sums = [[S::splat(0.0); 2]; R];
-        if add {
-            for r in 0..R {
-                for half in 0..2 {
-                    sums[r][half] = S::load_f32(c.add(r * c_stride + half * LANES));
-                }
-            }
-        }
-        for i in 0..n {
-            let b = b.add(i * b_stride);
-            let (low, high) = (S::load_f32(b), S::load_f32(b.add(LANES)));
-            for r in 0..R {
-                let a = S::splat(*a.add(r * a_stride + i));
-                sums[r][0] = S::fma(a, low, sums[r][0]);
-                sums[r][1] = S::fma(a, high, sums[r][1]);
-            }
-        }
-        for r in 0..R {
-            for half in 0..2 {
-                S::store(sums[r][half], c.add(r * c_stride + half * LANES));
-            }
         }
     }
 }
