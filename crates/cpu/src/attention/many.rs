@@ -12,7 +12,7 @@ use crate::simd::{LANES, Simd};
 /// Scratch: decoded keys and values, and scores.
 pub const SCRATCH: usize = 2 * BLOCK * HEAD_DIM + ROWS * BLOCK;
 
-/// Adds some positions to the unit's rows; `rows` are their results so far.
+/// Adds some positions to the unit's rows; `results` are theirs so far.
 ///
 /// # Safety
 /// As [`super::attend`]; `scratch` holds [`SCRATCH`] elements.

@@ -35,7 +35,7 @@ pub struct Product<'a> {
 unsafe impl Sync for Product<'_> {}
 
 /// What units of few tokens are a multiple of: streams of equal length in every class.
-pub const STREAMS: usize = 4;
+pub const STREAMS: usize = 2;
 
 /// Elements of scratch that `count` panels and `tokens` tokens need, from a multiple of 64 bytes.
 pub const fn scratch(count: usize, tokens: usize) -> usize {

@@ -6,8 +6,8 @@ use super::{Product, load, store};
 use crate::activations::{NARROW, Tile, WIDE};
 use crate::simd::{LANES, Simd};
 
-/// How far ahead of the kernel weights are fetched: what memory delivers during its latency.
-const AHEAD: usize = 2 << 10;
+/// How far ahead of the kernel weights are fetched, over all streams: what memory delivers during its latency.
+const AHEAD: usize = 6 << 10;
 
 /// Panels `first .. first + count` for the tile.
 ///
@@ -20,8 +20,8 @@ pub unsafe fn product<S: Simd, B: Block>(
     first: usize,
     count: usize,
 ) {
-    // The unit is read as some streams side by side: a core asks memory for more at once.
-    let streams = if tile.len < 4 { S::STREAMS } else { S::TILE.0 };
+    // One stream is what memory delivers fastest; several tokens share what they broadcast between panels.
+    let streams = if tile.len < 4 { 1 } else { S::TILE.0 };
     let step = count / streams;
     let mut done = 0;
     while done < count {
@@ -34,7 +34,6 @@ pub unsafe fn product<S: Simd, B: Block>(
         // SAFETY: the caller's.
         unsafe {
             match together {
-                4 if S::STREAMS >= 4 => by_tokens::<S, B, 4>(job, panel, tile),
                 2 if S::TILE.0 >= 2 => by_tokens::<S, B, 2>(job, panel, tile),
                 _ => by_tokens::<S, B, 1>(job, panel, tile),
             }
@@ -61,9 +60,9 @@ unsafe fn by_tokens<S: Simd, B: Block, const P: usize>(
     // SAFETY: the caller's.
     unsafe {
         match tile.len {
-            12 if S::TILE.1 >= 12 && P < 4 => one_tile::<S, B, P, 12>(job, panel, tile.start),
-            8 if S::TILE.1 >= 8 && P < 4 => one_tile::<S, B, P, 8>(job, panel, tile.start),
-            4 if S::TILE.1 >= 4 && P < 4 => one_tile::<S, B, P, 4>(job, panel, tile.start),
+            12 if S::TILE.1 >= 12 => one_tile::<S, B, P, 12>(job, panel, tile.start),
+            8 if S::TILE.1 >= 8 => one_tile::<S, B, P, 8>(job, panel, tile.start),
+            4 if S::TILE.1 >= 4 => one_tile::<S, B, P, 4>(job, panel, tile.start),
             2 => one_tile::<S, B, P, 2>(job, panel, tile.start),
             _ => one_tile::<S, B, P, 1>(job, panel, tile.start),
         }
@@ -195,7 +194,7 @@ impl Block for Wide {
             for _ in 0..width / 2 {
                 let mut w = [S::splat_i(0); P];
                 for p in 0..P {
-                    S::prefetch(weights[p].1.wrapping_byte_add(AHEAD));
+                    S::prefetch(weights[p].1.wrapping_byte_add(AHEAD / P));
                     w[p] = S::load(weights[p].1);
                     weights[p].1 = weights[p].1.add(LANES);
                 }
@@ -236,7 +235,9 @@ impl<N: Narrow> Block for N {
                     for word in part * words..(part + 1) * words {
                         let mut w = [S::splat_i(0); P];
                         for p in 0..P {
-                            S::prefetch(weights[p].1.add(word * LANES).wrapping_byte_add(AHEAD));
+                            S::prefetch(
+                                weights[p].1.add(word * LANES).wrapping_byte_add(AHEAD / P),
+                            );
                             w[p] = S::load(weights[p].1.add(word * LANES));
                         }
                         let codes = inputs.codes.add(2 * word * T);

@@ -22,7 +22,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type I = [__m256i; 2];
     type F = [__m256; 2];
     const TILE: (usize, usize) = (1, 4);
-    const STREAMS: usize = 4;
 
     #[inline(always)]
     unsafe fn prefetch(at: *const i32) {

@@ -32,8 +32,6 @@ pub trait Simd: Copy {
     type F: Copy;
     /// How many panels and tokens one tile of the matrix product holds in registers, at most.
     const TILE: (usize, usize);
-    /// How many panels of one or two tokens' products are read side by side.
-    const STREAMS: usize;
     /// Whether vectors are added beside being multiplied, and not instead.
     const WINOGRAD: bool = false;
 

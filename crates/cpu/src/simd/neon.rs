@@ -23,7 +23,6 @@ impl Simd for Neon {
     type I = [int32x4_t; 4];
     type F = [float32x4_t; 4];
     const TILE: (usize, usize) = (1, 4);
-    const STREAMS: usize = 4;
 
     #[inline(always)]
     unsafe fn prefetch(at: *const i32) {

@@ -30,7 +30,6 @@ impl Simd for Portable {
     type I = [i32; LANES];
     type F = [f32; LANES];
     const TILE: (usize, usize) = (1, 2);
-    const STREAMS: usize = 1;
 
     #[inline(always)]
     unsafe fn prefetch(_: *const i32) {}

@@ -19,7 +19,6 @@ impl<const WINOGRAD: bool> Simd for Avx512<WINOGRAD> {
     type I = __m512i;
     type F = __m512;
     const TILE: (usize, usize) = (2, 12);
-    const STREAMS: usize = 4;
     const WINOGRAD: bool = WINOGRAD;
 
     #[inline(always)]
