@@ -1,12 +1,18 @@
-//! The kernels of every class of this machine against plain f64 arithmetic, on random ragged shapes.
+//! The kernels of every class of this machine on random ragged shapes: products against plain f64 arithmetic, attention
+//! against itself.
 
+use engine::batch::BLOCK;
 use engine::philox::philox;
+use engine::rope::Rope;
+use engine::{KvConfig, KvKind};
 use model::float::{f32_to_bf16, f32_to_f16};
 use model::tensor::Bytes;
-use model::{Matrix, TensorType};
+use model::{HEAD_DIM, KV_HEADS, Matrix, TensorType};
 
 use crate::activations::{Activations, Rows, Source, Tile, tiles};
+use crate::attention::{Attend, SCRATCH, Unit};
 use crate::kernels::Kernels;
+use crate::kv::{Append, Kv};
 use crate::matmul::{self, Product};
 use crate::memory::Shared;
 use crate::panels::{Format, Panels};
@@ -175,5 +181,88 @@ fn the_largest_sums_do_not_overflow() {
             // Equal weights are all rounded alike, by up to half of one in 2,040.
             assert!(nmse(&found, &expected) <= 1e-7, "{class:?} {ty}: {found:?}");
         }
+    }
+}
+
+/// A token alone, whose attention keeps everything in registers, and the same token beside another: the same bits.
+#[test]
+fn attention_of_a_token_does_not_depend_on_its_neighbour() {
+    let mut dice = Dice(std::process::id().into(), 1);
+    let tokens = 70 + dice.below(600);
+    let blocks = tokens.div_ceil(BLOCK);
+    // Blocks in reverse.
+    let tables = [(0..blocks as u32).rev().collect::<Vec<_>>()];
+    let positions: Vec<u32> = (0..tokens as u32).collect();
+    let rope = Rope::new(1e6);
+    let rotations: Vec<_> = positions.iter().map(|&p| rope.at(p)).collect();
+    let slot = |p: usize| (tables[0][p / BLOCK], (p % BLOCK) as u32);
+    let slots: Vec<_> = (0..tokens).map(slot).collect();
+    let norm = [1.0; HEAD_DIM];
+    for (class, kind) in
+        Class::available().into_iter().flat_map(|c| [(c, KvKind::Bf16), (c, KvKind::Q8_0)])
+    {
+        let kernels = class.kernels().expect("available");
+        let heads = KV_HEADS * (1 + dice.below(8));
+        let (width, stride) = (heads * HEAD_DIM, (heads + 2 * KV_HEADS) * HEAD_DIM);
+        let mut qkv: Vec<f32> = (0..tokens * stride).map(|_| dice.normal()).collect();
+        let kv = Kv::new(1, KvConfig { blocks, kind }).expect("memory");
+        let partials = Shared::new(1, "a test").expect("memory");
+        let memory = Shared::<f32>::new(SCRATCH, "a test").expect("memory");
+        let append = Append {
+            layer: 0,
+            qkv: qkv.as_mut_ptr(),
+            stride,
+            heads,
+            q_norm: &norm,
+            k_norm: &norm,
+            rotations: &rotations,
+            slots: &slots,
+        };
+        let first = tokens - 2;
+        let attended = |together: usize| {
+            let mut out = vec![0.0f32; tokens * width];
+            let units: Vec<Unit> = (first..tokens)
+                .step_by(together)
+                .flat_map(|token| (0..KV_HEADS).map(move |head| (token, head)))
+                .map(|(token, head)| Unit {
+                    sequence: 0,
+                    head,
+                    token,
+                    tokens: together,
+                    start: 0,
+                    end: token + together,
+                    partial: None,
+                })
+                .collect();
+            let job = Attend {
+                kv: &kv,
+                layer: 0,
+                q: append.qkv,
+                stride,
+                heads,
+                positions: &positions,
+                tables: &tables,
+                units: &units,
+                out: out.as_mut_ptr(),
+                out_stride: width,
+                partials: &partials,
+                merges: &[],
+            };
+            for unit in 0..units.len() {
+                // SAFETY: the class is this machine's, everything has these shapes, and there is one thread.
+                unsafe {
+                    let scratch = std::slice::from_raw_parts_mut(memory.at(0), SCRATCH);
+                    (kernels.attend)(&job, unit, scratch);
+                }
+            }
+            out[first * width..].iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        for token in 0..tokens {
+            // SAFETY: as above.
+            unsafe { (kernels.append)(&kv, &append, token) };
+        }
+        let (apart, together) = (attended(1), attended(2));
+        assert!(apart.iter().any(|&bits| bits != 0), "{class:?}");
+        assert!(apart == together, "{class:?} {kind:?}, {heads} heads, {tokens} tokens");
     }
 }
