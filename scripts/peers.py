@@ -18,6 +18,7 @@ import argparse
 import json
 import pathlib
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -181,7 +182,7 @@ def main():
             "kind": "peers",
             "machine": {"processor": processor(), "system": platform.platform()},
             # Names without this machine's folders.
-            "command": " ".join(["scripts/peers.py", *(pathlib.Path(word).name for word in sys.argv[1:])]),
+            "command": " ".join(["scripts/peers.py", *(re.sub("[^=]*/", "", word) for word in sys.argv[1:])]),
             "kipp": output_of([args.kipp, "--version"]).strip(),
             "rounds": args.rounds,
             "peaks": args.peaks,
