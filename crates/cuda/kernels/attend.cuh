@@ -340,3 +340,18 @@ __device__ __forceinline__ bool last_to_come(unsigned* counter, unsigned shares)
     if (last) __threadfence();
     return last;
 }
+
+// Element d of row r of a block's warps, whose sums lie in their rings and whose shares at `shares`.
+template <int WARPS>
+__device__ __forceinline__ float merge_warps(const float2 (&shares)[WARPS][16], const uint8_t* rings, int r, int d, Share& all) {
+    float y = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) all.best = fmaxf(all.best, shares[w][r].x);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        float weight = exp2f(shares[w][r].x - all.base());
+        all.total += weight * shares[w][r].y;
+        y += weight * reinterpret_cast<const float*>(rings + w * RING)[r * HEAD + d];
+    }
+    return y;
+}

@@ -58,17 +58,11 @@ __device__ __forceinline__ void attend(const __half* q, Cache keys, Cache values
     uint32_t there_arrived = there(arrived, warp);
     uint32_t there_part = there(shared_address(&parts[rank][0][lane]), warp), there_share = there(shared_address(&part_shares[rank][0]), warp);
     for (int r = 0; r < rows; r++) {
-        float best = fmaxf(fmaxf(shares[0][r].x, shares[1][r].x), fmaxf(shares[2][r].x, shares[3][r].x));
-        float base = best == -INFINITY ? 0.0f : best, total = 0.0f, y = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            float weight = exp2f(shares[w][r].x - base);
-            total += weight * shares[w][r].y;
-            y += weight * reinterpret_cast<const float*>(rings + w * RING)[r * HEAD + threadIdx.x];
-        }
+        Share all;
+        float y = merge_warps(shares, rings, r, threadIdx.x, all);
         send(there_part + r * 32 * 4, y, there_arrived);
-        if (lane == 0) send(there_share + r * 8, best, there_arrived);
-        if (lane == 1) send(there_share + r * 8 + 4, total, there_arrived);
+        if (lane == 0) send(there_share + r * 8, all.best, there_arrived);
+        if (lane == 1) send(there_share + r * 8 + 4, all.total, there_arrived);
     }
     barrier_wait(arrived, 0);
     int d = rank * 32 + lane;

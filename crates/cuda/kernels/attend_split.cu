@@ -1,4 +1,4 @@
-// Attention of a few new tokens of a sequence over its paged KV, split into chunks of 256 positions, the last of 128 to 383.
+// Attention of a few new tokens of a sequence over its paged KV, split into chunks of 512 positions, the last of 256 to 767.
 //
 // Floor: the bytes of K and V over the memory's bandwidth. The query heads of one KV head, for up to 16 / group
 // tokens, are the 16 rows of one mma tile, so K and V are read once for all of them. A block takes one chunk of one KV head; its four warps
@@ -29,21 +29,15 @@ __device__ __forceinline__ void attend(const __half* q, Cache keys, Cache values
     __syncthreads();
     int d = threadIdx.x;
     for (int r = 0; r < count * group; r++) {
-        float best = fmaxf(fmaxf(shares[0][r].x, shares[1][r].x), fmaxf(shares[2][r].x, shares[3][r].x));
-        float base = best == -INFINITY ? 0.0f : best, total = 0.0f, y = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            float weight = exp2f(shares[w][r].x - base);
-            total += weight * shares[w][r].y;
-            y += weight * reinterpret_cast<const float*>(rings + w * RING)[r * HEAD + d];
-        }
+        Share all;
+        float y = merge_warps(shares, rings, r, d, all);
         int token = r / group, head = kv * group + r % group;
         if (item.partial < 0) {
-            out[(size_t(token0 + token) * heads + head) * HEAD + d] = __float2half_rn(y / total);
+            out[(size_t(token0 + token) * heads + head) * HEAD + d] = __float2half_rn(y / all.total);
         } else {
             size_t at = size_t(item.partial + item.chunk * count + token) * heads + head;
             __stcg(sums + at * HEAD + d, y);
-            if (d == 0) __stcg(totals + at, make_float2(best, total));
+            if (d == 0) __stcg(totals + at, make_float2(all.best, all.total));
         }
     }
     if (item.partial < 0 || !last_to_come(arrivals + token0 * KV_HEADS + kv, item.chunks)) return;

@@ -26,8 +26,11 @@ const HIGHEST: usize = 12;
 const SHARERS: usize = 132;
 /// Stages of a ring at most.
 const MOST_STAGES: usize = 16;
-/// Bytes of a ring's stages and of what blocks exchange: nearly all shared memory of a multiprocessor, but for 24 KB of scales.
-const RING: usize = 188 << 10;
+/// Bytes of a ring of which two find room on a multiprocessor, so that the next kernel's is full before this one ends.
+const HALF_RING: usize = 104 << 10;
+/// Bytes that a block reads of weights and activations, up to which its ring is a half one: where more is to come, a ring is
+/// better as large as can be.
+const HALVED: usize = 160 << 10;
 /// Bytes past the ring that products of rows a tile does not have are made of.
 const PAST: usize = 6 << 10;
 /// Clusters of four blocks that find room at once.
@@ -125,7 +128,7 @@ impl BatchKernels {
             let source = format!("project_batch_{}", kind.name().to_lowercase());
             let name = format!("project_batch_{}_{tokens}_{groups}_{}", kind.name(), USES[then]);
             let function = find(&source, &name)?;
-            function.allow_shared((RING + PAST) as u32)?;
+            function.allow_shared((ring(kind) + PAST) as u32)?;
             Ok(Some(function))
         };
         let functions = each(|kind| {
@@ -188,20 +191,19 @@ impl BatchKernels {
         let depth = depth(w.kind, width);
         let stage = width * depth * 2 + units * UNIT * w.kind.row_bytes(depth);
         let mailbox = mailbox(use_index, width, units);
-        let stages = ((RING - mailbox) / stage).min(MOST_STAGES);
+        let splits = [2, 4, 1, 1][use_index];
+        let needed = (w.cols / depth).div_ceil(splits);
+        let half = w.kind == Kind::F16 && width <= 32 && needed * stage <= HALVED;
+        let ring = if half { HALF_RING } else { ring(w.kind) };
+        let stages = ((ring - mailbox) / stage).min(MOST_STAGES).min(needed.max(2));
         (task.ranges, task.stages, task.mailbox) = (ranges as i32, stages as i32, mailbox as i32);
         let map = |units: usize| weights_map(w, units * UNIT, depth);
         let upper = if use_index == 0 { heads_map(w, depth)? } else { map(units)? };
         let x = TensorMap::new(x, tokens, w.cols, width)?;
         let maps = Maps { lower: map(units.max(2) - 1)?, upper, x };
-        let grid = match use_index {
-            0 => 2 * ranges,
-            1 => 4 * ranges,
-            2 => ranges,
-            _ => ranges.min(self.multiprocessors),
-        };
+        let grid = if use_index == 3 { ranges.min(self.multiprocessors) } else { splits * ranges };
         let groups = units.div_ceil(4);
-        let teams = if groups == 1 && use_index != 3 { 2 } else { 1 };
+        let teams = teams(w.kind, width, groups, use_index);
         let none = || BackendError::Device(format!("no projection of {width} x {groups}"));
         let function =
             self.functions[w.kind as usize][width_index][groups - 1][use_index].ok_or_else(none)?;
@@ -209,6 +211,24 @@ impl BatchKernels {
         let threads = 128 * (groups * teams + 1) as u32;
         launch!(stream, function, [grid as u32, 1, 1], threads, shared, [maps, task])
     }
+}
+
+/// Bytes of a ring's stages and of what blocks exchange: nearly all shared memory of a multiprocessor, but for the scales of quants.
+const fn ring(kind: Kind) -> usize {
+    match kind {
+        Kind::F16 => 212 << 10,
+        Kind::Q8_0 | Kind::Q4_0 => 188 << 10,
+        Kind::Q4_1 => 164 << 10,
+    }
+}
+
+/// Teams of warps that take the stages in turns (`teams` of the kernels).
+const fn teams(kind: Kind, width: usize, groups: usize, use_index: usize) -> usize {
+    if use_index == 3 {
+        return 1;
+    }
+    let room = if groups == 3 { use_index == 2 && width == 16 } else { width <= 32 };
+    if groups == 1 || (!matches!(kind, Kind::F16) && room) { 2 } else { 1 }
 }
 
 /// Columns of a stage: 128 bytes of a row of weights, since the memory takes as long for fewer, but for nibbles beside the
@@ -290,13 +310,12 @@ mod tests {
                 }
                 let Shares { ranges, units } = Shares::of(rows, then);
                 assert!(units <= HIGHEST && ranges * units * UNIT >= rows, "{rows} {then}");
-                for (kind, width) in [Kind::F16, Kind::Q8_0, Kind::Q4_0]
-                    .iter()
-                    .flat_map(|&kind| WIDTHS.map(|width| (kind, width)))
+                for (kind, width) in
+                    Kind::ALL.iter().flat_map(|&kind| WIDTHS.map(|width| (kind, width)))
                 {
                     let depth = depth(kind, width);
                     let stage = width * depth * 2 + units * UNIT * kind.row_bytes(depth);
-                    let stages = (RING - mailbox(then, width, units)) / stage;
+                    let stages = (ring(kind) - mailbox(then, width, units)) / stage;
                     assert!(stages >= 2, "{rows} {then} {kind:?} {width}: {stages}");
                 }
                 assert!(then != 1 || ranges <= CLUSTERS, "{rows}: {ranges}");

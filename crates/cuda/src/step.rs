@@ -40,11 +40,11 @@ fn chunks<const CHUNK: usize>(last: usize) -> usize {
 impl Tiles {
     /// Positions of a chunk of split attention.
     fn chunk(self) -> usize {
-        if self.clusters { 1024 } else { 256 }
+        if self.clusters { 1024 } else { 512 }
     }
 
     fn chunks(self) -> fn(usize) -> usize {
-        if self.clusters { chunks::<1024> } else { chunks::<256> }
+        if self.clusters { chunks::<1024> } else { chunks::<512> }
     }
 }
 

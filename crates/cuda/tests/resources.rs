@@ -6,10 +6,11 @@ use std::fs;
 use std::path::Path;
 
 /// Kernels that may spill more: `project_many` serves cards without Hopper's instructions, and spills outside its loop; `decode`
-/// keeps values of all phases in registers and spills some of them for a phase; 4-bit weights of 8B and more spill up to seven words outside the loop at 65 to 128 tokens.
+/// keeps values of all phases in registers and spills some of them for a phase; quantised weights of 8B and more spill up to seven words outside the loop at 65 to 128 tokens.
 const MAY_SPILL: &[&str] = &[
     "project_many_",
     "decode_",
+    "project_batch_Q8_0_128_3_RESIDUAL",
     "project_batch_Q4_0_128_3_RESIDUAL",
     "project_batch_Q4_1_128_3_RESIDUAL",
 ];
