@@ -44,7 +44,7 @@ __device__ __forceinline__ void produce(const Maps& maps, const Task& s, uint32_
         Item<P> item(s, i);
         for (int k = item.begin; k < item.end && ahead < s.stages; k++, ahead++) weights(item, k, ahead);
     }
-    depend();
+    depend();  // the end of a grid orders its writes before these copies: a fence would be one of the whole chip
     int step = 0;
     Place at;
     for (int i = first; i < s.ranges; i += stride) {
