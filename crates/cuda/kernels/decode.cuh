@@ -14,9 +14,9 @@
 //   5. h = silu(W_gate norm(y)) * W_up norm(y)      exchanged: h
 //   6. x = y + W_down h                             exchanged: x
 //
-// A block stages its slice of a vector in shared memory, writes it with a bulk store a warp and counts it in; one warp a
-// block polls the count, then all read the vector. No fence orders count and words, for it would wait for the copies in
-// flight: the words say themselves whether they are new (decode_exchange.cuh). Nobody overwrites a word too early,
+// A warp posts up to 32 values of a vector and counts them in; one warp a block polls the count, then all read the vector. No
+// fence orders count and words, for it would wait for the copies in flight: the words say themselves whether they are new
+// (decode_exchange.cuh). Nobody overwrites a word too early,
 // because the next layer's slices depend on everything that was computed from this layer's.
 //
 // Launch: one block a multiprocessor, DECODE_THREADS threads, all blocks resident (a cooperative launch); scratch memory is
@@ -60,19 +60,19 @@ __device__ __forceinline__ float embed(const Consumer& c, const DecodeArgs& args
 }
 
 // W norm(vector). Output i is `value(i, factor)` of the rows' sums, where `factor` norms and undoes the scale of the vector.
-template <Type T, int K, class Value>
+template <Type T, int K, bool PAIRS = false, class Value>
 __device__ __forceinline__ void project_normed(Consumer& c, const Source& source, const float* norm, float scale, int panels, int outputs,
                                                float* to, uint32_t tag, uint32_t* counter, Value value) {
-    Input<T, K> input;
-    float squares = input.template prepare<true>(c, source, norm, scale);
+    Input<T, K, false> input;
+    float squares = input.prepare(c, source, norm, scale);
     multiply(c, input, panels);
     c.share_squares(squares);
-    c.publish(outputs, to, tag, counter, [&](int i) {
+    c.template publish<PAIRS>(outputs, to, tag, counter, [&](int i) {
         return value(i, __fdividef(sum_factor<T>(), scale) * rsqrtf(__fdividef(c.sum_of_squares(), K) + EPSILON));
     });
 }
 
-// residual + W vector.
+// residual + W vector / vector's scale.
 template <Type T, int K>
 __device__ __forceinline__ void project_back(Consumer& c, const Source& source, float scale, const Source& residual, Share share, float* to,
                                              uint32_t tag, uint32_t* counter) {
@@ -83,8 +83,8 @@ __device__ __forceinline__ void project_back(Consumer& c, const Source& source, 
     const int first = share.first * PANEL, outputs = share.count * PANEL, mine = c.warp * 32 + c.lane;
     float before = 0;
     if (mine < outputs) before = await_word(residual.posted + first + mine, residual.tag);
-    Input<T, K> input;
-    input.template prepare<false>(c, source, nullptr, scale);
+    Input<T, K, true> input;
+    input.prepare(c, source);
     multiply(c, input, share.count);
     const float factor = __fdividef(sum_factor<T>(), scale);
     c.publish(outputs, to + first, tag, counter, [&](int i) { return before + c.row_sum(i) * factor; });
@@ -127,7 +127,7 @@ __device__ __forceinline__ Source run_layers(Consumer& c, const DecodeArgs& args
         project_normed<T, M::HIDDEN>(c, x, args.attention_norm + layer * args.norm_stride, scale, share.count, share.count * PANEL,
                                      scratch + args.qkv + share.first * PANEL, tag, counter(QKV_READY),
                                      [&](int i, float factor) { return c.row_sum(i) * factor; });
-        Source attention{scratch + args.attention, tag, counter(ATTENTION_READY), uint32_t(parts)};
+        Source attention{scratch + args.attention, tag, counter(ATTENTION_READY), uint32_t(parts * CONSUMERS)};
         uint32_t* const partial = counter(PARTS_READY);
         const int index = dealer.rank(parts);
         if (index < parts) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ Source run_layers(Consumer& c, const DecodeArgs& args
         if (context.splits > 1) {
             const int head = dealer.rank(M::HEADS);
             if (head < M::HEADS) {
-                c.await(partial, parts);
+                c.await(partial, parts * CONSUMERS);
                 merge(c, args, head, context.splits, tag, counter(ATTENTION_READY));
             }
             attention.arrivals = M::HEADS * (HEAD / 32);
@@ -148,10 +148,10 @@ __device__ __forceinline__ Source run_layers(Consumer& c, const DecodeArgs& args
         const Source y{posted_y, tag, counter(Y_READY), back.arrivals};
         share = dealer.share(args.deals[GATE_UP]);
         scale = scale_of(c.sum_of_squares(), M::HIDDEN);
-        project_normed<T, M::HIDDEN>(c, y, args.ffn_norm + layer * args.norm_stride, scale, share.count * 2, share.count * PANEL,
-                                     scratch + args.h + share.first * PANEL, tag, counter(H_READY), [&](int i, float factor) {
+        project_normed<T, M::HIDDEN, true>(c, y, args.ffn_norm + layer * args.norm_stride, scale, share.count * 2, share.count * PANEL,
+                                     scratch + args.h + share.first * PANEL / 2, tag, counter(H_READY), [&](int i, float factor) {
                                          const int row = i / PANEL * 2 * PANEL + i % PANEL;
-                                         return silu(c.row_sum(row) * factor) * (c.row_sum(row + PANEL) * factor);
+                                         return silu(c.row_sum(row) * factor) * (c.row_sum(row + PANEL) * factor) * PRODUCT_SCALE;
                                      });
         const Source h{scratch + args.h, tag, counter(H_READY), args.deals[GATE_UP].arrivals};
         project_back<T, M::FFN>(c, h, PRODUCT_SCALE, y, dealer.share(back), posted_x, tag, counter(X_READY));
@@ -165,8 +165,8 @@ __device__ __forceinline__ Source run_layers(Consumer& c, const DecodeArgs& args
 template <Type H, int HIDDEN>
 __device__ __forceinline__ void run_head(Consumer& c, const DecodeArgs& args, Dealer& dealer, const Source& source, float scale) {
     const Share share = dealer.share(args.deals[VOCABULARY]);
-    Input<H, HIDDEN> input;
-    c.share_squares(input.template prepare<true>(c, source, args.output_norm, scale));
+    Input<H, HIDDEN, false> input;
+    c.share_squares(input.prepare(c, source, args.output_norm, scale));
     Best best = {-INFINITY, args.deals[VOCABULARY].units * PANEL};
     float sum = 0, odd = 0;  // of exponentials over the best; stays 0 while all are finite
     auto scaled = [](float s, float from, float to) { return s > 0 ? s * __expf(from - to) : 0.0f; };
@@ -250,7 +250,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& args, const DecodeMaps&
         more_registers<232>();
         int token = args.step[args.step[TOKEN_AT]];
         if (token < 0) token = args.drawn[-1 - token];
-        Consumer c{ring, warp, lane, start + args.vector, at(args.sums), args.sum_rows, at(args.out), squares, rotations};
+        Consumer c{ring, warp, lane, start + args.vector, at(args.sums), args.sum_rows, squares, rotations};
         float scale;
         const Source answer = run_layers<M, T, H>(c, args, dealer, token, position, table[position / BLOCK], scale);
         run_head<H, M::HIDDEN>(c, args, dealer, answer, scale);

@@ -317,40 +317,32 @@ __device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, cons
     running.store(m.outputs[c.warp], c.lane);
     c.sync();
 
-    // The warps' outputs together, in warp order.
+    // The warps' outputs together, in warp order, two channels a thread.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < group * HEAD; i += CONSUMERS * 32) {
-        const int g = i / HEAD;
-        float top = -INFINITY, sum = 0, value = 0;
+    for (int i = 2 * threadIdx.x; i < group * HEAD; i += 2 * CONSUMERS * 32) {
+        const int g = i / HEAD, channel = i % HEAD;
+        float top = -INFINITY, sum = 0;
+        float2 value = make_float2(0, 0);
 #pragma unroll
         for (int w = 0; w < CONSUMERS; w++) top = fmaxf(top, m.outputs[w][g][HEAD]);
 #pragma unroll
         for (int w = 0; w < CONSUMERS; w++) {
-            float scale = power_of_two(m.outputs[w][g][HEAD] - top);
+            const float scale = power_of_two(m.outputs[w][g][HEAD] - top);
+            const float2 v = *reinterpret_cast<const float2*>(m.outputs[w][g] + channel);
             sum += scale * m.outputs[w][g][HEAD + 1];
-            value += scale * m.outputs[w][g][i % HEAD];
+            value.x += scale * v.x, value.y += scale * v.y;
         }
         if (alone) {
-            c.out[i] = tag_word(__fdividef(value, sum), tag);
+            post_pair(args.scratch + args.attention + (part.head * group * HEAD + i) / 2, __fdividef(value.x, sum),
+                      __fdividef(value.y, sum), tag);
         } else {
-            float* to = c.out + g * PARTIAL;
-            to[i % HEAD] = tag_word(value, tag);
-            if (i % HEAD == 0) to[HEAD] = tag_word(top, tag), to[HEAD + 1] = tag_word(sum, tag);
+            float* const to = args.scratch + args.parts + ((part.head * group + g) * CONTEXT_PARTS + split) * PARTIAL;
+            post(to + channel, value.x, tag), post(to + channel + 1, value.y, tag);
+            if (channel == 0) post(to + HEAD, top, tag), post(to + HEAD + 1, sum, tag);
         }
     }
-    fence_bulk();
-    c.sync();
-    if (threadIdx.x == 0) {
-        if (alone)
-            bulk_store(args.scratch + args.attention + part.head * group * HEAD, c.out, group * HEAD * 4);
-        else
-            for (int g = 0; g < group; g++)
-                bulk_store(args.scratch + args.parts + ((part.head * group + g) * CONTEXT_PARTS + split) * PARTIAL, c.out + g * PARTIAL,
-                           PARTIAL * 4);
-        bulk_store_wait();
-        count(counter);
-    }
     __syncwarp();
+    if (c.lane == 0) count(counter);
     c.lane = shared_lane;
 }
 
@@ -389,7 +381,7 @@ __device__ __forceinline__ void merge(const Consumer& c, const DecodeArgs& args,
         }
     c.sums[half * HEAD + d] = __fdividef(result, total);
     c.sync();
-    c.publish(HEAD, args.scratch + args.attention + head * HEAD, tag, counter,
+    c.publish<true>(HEAD, args.scratch + args.attention + head * HEAD / 2, tag, counter,
               [&](int i) { return c.sums[i] + c.sums[HEAD + i]; });
 }
 

@@ -4,7 +4,8 @@
 // The two lowest bits of an exchanged float tell whether it is the one awaited: they are 1 and 2 in turn from layer to
 // layer, and 3 in the last one, so whatever a word held before, in this step or in one long ago, has another tag. Whoever
 // reads a word reads again until the tag is right; neither a fence nor an acknowledgement is needed, and a float keeps
-// 22 bits. A count of arrivals says when it is worth looking, no more: nothing orders it after the words.
+// 22 bits. The longest vectors go as pairs of fp16, half the words for all blocks to read, with a bit of the tag in the
+// lowest bit of each. A count of arrivals says when it is worth looking, no more: nothing orders it after the words.
 #pragma once
 
 #include "hopper.cuh"
@@ -26,6 +27,29 @@ __device__ __forceinline__ bool tagged(float4 v, uint32_t tag) {
     return (off_tag(v.x, tag) | off_tag(v.y, tag) | off_tag(v.z, tag) | off_tag(v.w, tag)) == 0;
 }
 
+// Two values as fp16 that saturates, and how to tell whether all pairs of four words are there.
+__device__ __forceinline__ uint32_t tag_pair(float x, float y, uint32_t tag) {
+    const __half2 pair = __floats2half2_rn(fminf(fmaxf(x, -65504.0f), 65504.0f), fminf(fmaxf(y, -65504.0f), 65504.0f));
+    return (*reinterpret_cast<const uint32_t*>(&pair) & ~0x00010001u) | (tag & 1) | tag >> 1 << 16;
+}
+__device__ __forceinline__ bool tagged_pairs(const uint4& v, uint32_t tag) {
+    const uint32_t t = (tag & 1) | tag >> 1 << 16;
+    return (((v.x ^ t) | (v.y ^ t) | (v.z ^ t) | (v.w ^ t)) & 0x00010001u) == 0;
+}
+
+__device__ __forceinline__ void post(float* p, float v, uint32_t tag) {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(tag_word(v, tag)) : "memory");
+}
+__device__ __forceinline__ void post_pair(float* p, float x, float y, uint32_t tag) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(tag_pair(x, y, tag)) : "memory");
+}
+
+__device__ __forceinline__ void load_posted(uint4& v, const float* p) {
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+}
 __device__ __forceinline__ void load_posted(float& v, const float* p) {
     asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
 }
@@ -63,7 +87,8 @@ __device__ __forceinline__ void count(uint32_t* counter) {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter + blockIdx.x % 4 * 32) : "memory");
 }
 
-// Waits, as a warp, until `arrivals` have been counted.
+// Waits, as a warp, until all but a few of `arrivals` have been counted: the last words arrive while the others are read.
+constexpr int EARLY = 16;
 __device__ __forceinline__ void await_count(const uint32_t* counter, uint32_t arrivals) {
     Patience patience;
     for (;;) {
@@ -71,23 +96,13 @@ __device__ __forceinline__ void await_count(const uint32_t* counter, uint32_t ar
         asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(counter + threadIdx.x % 4 * 32) : "memory");
         n += __shfl_xor_sync(0xffffffffu, n, 1);
         n += __shfl_xor_sync(0xffffffffu, n, 2);
-        if (n >= arrivals) return;
+        if (n + EARLY >= arrivals) return;
         patience.spend();
     }
 }
 
 // Orders this thread's ordinary writes to shared memory before later bulk copies that touch it.
 __device__ __forceinline__ void fence_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// Copies `bytes` (a multiple of 16) from shared to global memory, and waits until they have been read. Waiting until they
-// are written would empty the L1 cache as well.
-__device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void bulk_store_wait() {
-    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-}
 
 // A policy for bytes that are read once.
 __device__ __forceinline__ uint64_t evict_first() {

@@ -61,7 +61,7 @@ struct DecodeArgs {
     int kv;                        // enum Kv
     int x, y, qkv, attention, h, parts;
     // Shared memory, in bytes from its 1,024-aligned start: slots, then the rest.
-    int slots, slot_bytes, vector, sums, out, fixed;
+    int slots, slot_bytes, vector, sums, fixed;
     int sum_rows;                  // of each warp's sums
     int flying;                    // bytes that are on their way to a block at once, at most
 };

@@ -20,7 +20,7 @@
 #if HOPPER
 
 constexpr float QUANT_SCALE = 1.0f / 16777216.0f;
-// SwiGLU products are stored times this, so that fp16 holds up to a million; other vectors by what they are.
+// SwiGLU products are posted times this, so that fp16 holds up to a million.
 constexpr float PRODUCT_SCALE = 1.0f / 16.0f;
 constexpr int AT_ONCE = 5;  // groups of four columns that a lane waits for together: as many as the widest hidden vector has
 
@@ -38,7 +38,6 @@ struct Consumer {
     uint8_t* vector;          // the phase's input as fp16 parts, a region a warp
     float* sums;              // [CONSUMERS][sum_rows]
     int sum_rows;
-    float* out;               // the slice to write next
     float* squares;           // [CONSUMERS]
     const float2* rotations;  // [64]
 
@@ -72,9 +71,9 @@ struct Consumer {
         if (lane == 0) squares[warp] = mine;
     }
 
-    // Posts `outputs` values, 32 a warp; the other warps go on. They cannot overtake, since the next phase's input depends
-    // on what is posted.
-    template <class Value>
+    // Posts `outputs` values, 32 a warp, as floats or as PAIRS of fp16; the other warps go on. They cannot overtake, since
+    // the next phase's input depends on what is posted.
+    template <bool PAIRS = false, class Value>
     __device__ void publish(int outputs, float* to, uint32_t tag, uint32_t* counter, Value value) const {
         if (outputs == 0) return;
         if (warp * 32 >= outputs) {
@@ -82,16 +81,16 @@ struct Consumer {
             return;
         }
         sync_named(2, CONSUMERS * 32);
-        int i = warp * 32 + lane;
-        if (i < outputs) out[i] = tag_word(value(i), tag);
-        fence_bulk();
-        __syncwarp();
-        if (lane == 0) {
-            bulk_store(to + warp * 32, out + warp * 32, min(32, outputs - warp * 32) * 4);
-            bulk_store_wait();
-            count(counter);
+        const int i = warp * 32 + lane;
+        const float v = i < outputs ? value(i) : 0;
+        if constexpr (PAIRS) {
+            const float next = __shfl_down_sync(0xffffffffu, v, 1);
+            if (i < outputs && lane % 2 == 0) post_pair(to + i / 2, v, next, tag);
+        } else {
+            if (i < outputs) post(to + i, v, tag);
         }
         __syncwarp();
+        if (lane == 0) count(counter);
     }
 };
 
@@ -170,23 +169,31 @@ __device__ __forceinline__ void mma_next(float (&d)[4], uint32_t a0, uint32_t a1
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// A row's part of a product, in the lanes with t < 2. Of a vector of fp16 PAIRS, the columns of low parts hold nothing.
+template <bool PAIRS>
+__device__ __forceinline__ float row_product(const float (&e)[4], int t) {
+    if constexpr (PAIRS) return t & 1 ? e[2] : e[0];
+    else return t & 1 ? e[2] + e[3] : e[0] + e[1];
+}
+
 // What a quant's value lacks of the weight's, times the vector's block in the lane's place: the product with the integers' offset, or
 // with ones, for Q4_1's minimum. Of 4 bits, the second and fourth pair of the vector meet quants that are 16 times too large.
-template <Type T>
+template <Type T, bool PAIRS>
 __device__ __forceinline__ float lacking(const uint32_t (&b)[4], int t) {
     constexpr uint32_t A = T == Q8_0 ? 0x80808080 : T == Q4_0 ? 0x80088008 : 0x00010001;
     constexpr uint32_t B = T == Q8_0 ? 0x80808080 : T == Q4_0 ? 0x80808080 : 0x00100010;
     float e[4];
     mma_first(e, A, A, A, A, b[0], b[2]);
     mma_next(e, B, B, B, B, b[1], b[3]);
-    return t & 1 ? e[2] + e[3] : e[0] + e[1];
+    return row_product<PAIRS>(e, t);
 }
 
 // A phase's input, of which each warp holds the columns that it multiplies: unit n of a warp is unit 8 n + warp of the panel.
-template <Type T, int K>
+// It comes as floats that are split in two parts, or as PAIRS of fp16.
+template <Type T, int K, bool PAIRS>
 struct Input {
     using C = Columns<T, K>;
-    static constexpr int PIECES = (C::MINE + 1) / 2;        // groups of four columns a lane
+    static constexpr int PIECES = PAIRS ? (C::MINE + 3) / 4 : (C::MINE + 1) / 2;  // loads of 16 bytes a lane
     static constexpr int APART = C::MINE * UNIT * 2 + 16;   // bytes from the high parts to the low ones
     static constexpr int REGION = 2 * APART;
     static constexpr bool HELD = C::MINE <= (T == F16 ? 24 : 19);  // in registers
@@ -196,18 +203,61 @@ struct Input {
 
     static __device__ __forceinline__ bool has(const Consumer& c, int n) { return n < C::MINE && (C::EVEN || 8 * n + c.warp < C::UNITS); }
 
-    // Waits for the warp's columns of a posted vector, splits them, times `scale` and the norm's weights if there are any, and
+    // Waits for the warp's columns of a posted vector of pairs.
+    __device__ __forceinline__ void prepare(const Consumer& c, const Source& from) {
+        static_assert(PAIRS);
+        constexpr int TURN = PIECES < AT_ONCE ? PIECES : AT_ONCE;
+        const int lane = here(c.lane), first_unit = lane / 8;
+        const float* const posted = from.posted + (first_unit * 8 + c.warp) * (UNIT / 2) + lane % 8 * 4;
+        c.await(from.counter, from.arrivals);
+        at = shared_address(c.vector) + c.warp * REGION;
+        const uint32_t to = at + lane * 16;
+#pragma unroll
+        for (int first = 0; first < PIECES; first += TURN) {
+            uint4 x[TURN];
+#pragma unroll
+            for (int j = 0; j < TURN; j++)
+                if (has(c, 4 * (first + j) + first_unit)) load_posted(x[j], posted + (first + j) * (32 * UNIT / 2));
+            Patience patience;
+            for (bool again = true; again;) {
+                again = false;
+#pragma unroll
+                for (int j = 0; j < TURN; j++)
+                    if (has(c, 4 * (first + j) + first_unit) && !tagged_pairs(x[j], from.tag)) {
+                        load_posted(x[j], posted + (first + j) * (32 * UNIT / 2));
+                        again = true;
+                    }
+                patience.spend();
+            }
+            __syncwarp();
+#pragma unroll
+            for (int j = 0; j < TURN; j++) {
+                if (!has(c, 4 * (first + j) + first_unit)) continue;
+                // Of 4 bits, every second pair meets quants that are 16 times too large.
+                if constexpr (T == Q4_0 || T == Q4_1) {
+                    const __half2 sixteenth = __float2half2_rn(0.0625f);
+                    x[j].y = bits(__hmul2(halves(x[j].y), sixteenth)), x[j].w = bits(__hmul2(halves(x[j].w), sixteenth));
+                }
+                asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + (first + j) * 512), "r"(x[j].x), "r"(x[j].y),
+                             "r"(x[j].z), "r"(x[j].w)
+                             : "memory");
+            }
+        }
+        __syncwarp();
+        hold(lane);
+    }
+
+    // Waits for the warp's columns of a posted vector of floats, splits them, times `scale` and the norm's weights, and
     // returns the lane's share of the sum of squares.
-    template <bool NORM>
     __device__ __forceinline__ float prepare(const Consumer& c, const Source& from, const float* norm, float scale) {
+        static_assert(!PAIRS);
         constexpr int TURN = PIECES < AT_ONCE ? PIECES : AT_ONCE;
         const int lane = here(c.lane);
         const int column = c.warp * UNIT + lane % 16 * 4 + lane / 16 * (8 * UNIT);
-        float4 weights[NORM ? PIECES : 1];
-        if constexpr (NORM)
+        float4 weights[PIECES];
 #pragma unroll
-            for (int j = 0; j < PIECES; j++)
-                if (has(c, 2 * j + lane / 16)) weights[j] = __ldg(reinterpret_cast<const float4*>(norm + column + j * 16 * UNIT));
+        for (int j = 0; j < PIECES; j++)
+            if (has(c, 2 * j + lane / 16)) weights[j] = __ldg(reinterpret_cast<const float4*>(norm + column + j * 16 * UNIT));
         c.await(from.counter, from.arrivals);
         at = shared_address(c.vector) + c.warp * REGION;
         const uint32_t to = at + lane * 8;
@@ -234,11 +284,9 @@ struct Input {
             for (int j = 0; j < TURN; j++) {
                 const int piece = first + j;
                 float4 v = x[j];
-                if constexpr (NORM) {
-                    const float4 w = weights[piece < PIECES ? piece : 0];
-                    if (has(c, 2 * piece + lane / 16)) squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
-                    v.x *= w.x, v.y *= w.y, v.z *= w.z, v.w *= w.w;
-                }
+                const float4 w = weights[piece < PIECES ? piece : 0];
+                if (has(c, 2 * piece + lane / 16)) squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+                v.x *= w.x, v.y *= w.y, v.z *= w.z, v.w *= w.w;
                 v.x *= scale, v.y *= scale, v.z *= scale, v.w *= scale;
                 uint2 high, low;
                 split<T>(v, high, low);
@@ -248,20 +296,26 @@ struct Input {
             }
         }
         __syncwarp();
+        hold(lane);
+        return squares;
+    }
+
+    // Takes the warp's columns from shared memory to where `get` finds them. Columns of low parts repeat the high ones of pairs.
+    __device__ __forceinline__ void hold(int lane) {
+        constexpr int LOW = PAIRS ? 0 : APART;
         const int g = lane / 4, t = lane % 4;
         if constexpr (T == F16) {
             const int row = lane % 8, tile = lane / 8;
-            at += (row & 1) * APART + (row >> 1 & 1) * 32 + tile / 2 * 64 + tile % 2 * 16;
+            at += (row & 1) * LOW + (row >> 1 & 1) * 32 + tile / 2 * 64 + tile % 2 * 16;
         } else {
-            at += (g & 1) * APART + (g >> 1 & 1) * 64 + t * (T == Q8_0 ? 8 : 16);
+            at += (g & 1) * LOW + (g >> 1 & 1) * 64 + t * (T == Q8_0 ? 8 : 16);
         }
         if constexpr (HELD)
 #pragma unroll
             for (int n = 0; n < C::MINE; n++) {
                 fetch(parts[n], at + n * (2 * UNIT));
-                if constexpr (T != F16) lack[n] = lacking<T>(parts[n], t);
+                if constexpr (T != F16) lack[n] = lacking<T, PAIRS>(parts[n], t);
             }
-        return squares;
     }
 
     static __device__ __forceinline__ void fetch(uint32_t (&b)[4], uint32_t from) {
@@ -282,7 +336,7 @@ struct Input {
         } else {
             fetch(b, at + n * (2 * UNIT));
             if constexpr (T == F16) return 0;
-            else return lacking<T>(b, t);
+            else return lacking<T, PAIRS>(b, t);
         }
     }
 };
@@ -349,7 +403,7 @@ struct Tiles {
 };
 
 // A panel's sums so far, of this warp's units.
-template <Type T>
+template <Type T, bool PAIRS>
 struct Sum {
     float d[2][4], q;
 
@@ -374,7 +428,7 @@ struct Sum {
                 mma_first(e, u & 0x000f000f, v & 0x000f000f, u8 & 0x000f000f, v8 & 0x000f000f, b[0], b[2]);
                 mma_next(e, u & 0x00f000f0, v & 0x00f000f0, u8 & 0x00f000f0, v8 & 0x00f000f0, b[1], b[3]);
             }
-            const float product = t & 1 ? e[2] + e[3] : e[0] + e[1];
+            const float product = row_product<PAIRS>(e, t);
             const float2 s = __half22float2(halves(scale));
             if constexpr (T == Q4_1) q += s.x * product + s.y * lack;
             else q += s.x * (product + lack);
@@ -384,7 +438,7 @@ struct Sum {
     // Row lane / 4's, in the lanes with t < 2.
     __device__ __forceinline__ float take(int t) const {
         float v = q;
-        if constexpr (T == F16) v = t & 1 ? (d[0][2] + d[0][3]) + (d[1][2] + d[1][3]) : (d[0][0] + d[0][1]) + (d[1][0] + d[1][1]);
+        if constexpr (T == F16) v = row_product<PAIRS>(d[0], t) + row_product<PAIRS>(d[1], t);
         return v + __shfl_xor_sync(0xffffffffu, v, 1);
     }
 
@@ -396,43 +450,64 @@ struct Sum {
 // ---- products
 
 // Multiplies `panels` panels that come through the ring; each warp's sums go to its rows of c.sums. A panel's sums are
-// stored while the next panel's tiles are on their way from shared memory.
-template <Type T, int K>
-__device__ __forceinline__ void multiply(Consumer& c, const Input<T, K>& input, int panels) {
+// stored while the next panel's tiles are on their way from shared memory. Panels of 4 bits, whose multiplication takes longer
+// than their arrival, go in twos, so that one's latencies hide the other's.
+template <Type T, int K, bool PAIRS>
+__device__ __forceinline__ void multiply(Consumer& c, const Input<T, K, PAIRS>& input, int panels) {
     using C = Columns<T, K>;
+    constexpr int TURN = (T == Q4_0 || T == Q4_1) && C::CHUNKS == 1 ? 2 : 1;
+    constexpr int MOST = C::CHUNK_MINE;
     const auto place = Place<T>::template of<C::PITCH, C::BOX>(c);
     const int t = c.lane % 4;
     uint32_t to = shared_address(c.sums + c.warp * c.sum_rows + c.lane / 4);
-    Sum<T> sum;
-    auto store = [&] {
-        const float v = sum.take(t);
+    Sum<T, PAIRS> sum[TURN];
+    auto store = [&](int turn) {
+        const float v = sum[turn].take(t);
         if (t == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
         to += PANEL * 4;
     };
-#pragma unroll 1
-    for (int panel = 0; panel < panels; panel++)
-#pragma unroll(Input<T, K>::HELD ? C::CHUNKS : 1)
-        for (int chunk = 0; chunk < C::CHUNKS; chunk++) {
-            constexpr int MOST = C::CHUNK_MINE;
-            Tiles<T, MOST> tiles;
-            c.ring.wait_full();
-            tiles.load(c.ring.data(), place, C::mine(chunk));
-            __syncwarp();
-            if (c.lane == 0) c.ring.release();
-            c.ring.advance();
-            if (chunk == 0) {
-                if (panel > 0) store();
-                sum.clear();
-            }
+    auto load = [&](Tiles<T, MOST>& tiles, int chunk) {
+        c.ring.wait_full();
+        tiles.load(c.ring.data(), place, C::mine(chunk));
+        __syncwarp();
+        if (c.lane == 0) c.ring.release();
+        c.ring.advance();
+    };
+    auto add = [&](Sum<T, PAIRS>& sum, const Tiles<T, MOST>& tiles, int chunk) {
 #pragma unroll
-            for (int i = 0; i < MOST; i++) {
-                if (i >= C::mine(chunk) || (!C::EVEN && 8 * (chunk * MOST + i) + c.warp >= C::UNITS)) continue;
-                uint32_t b[4];
-                const float lack = input.get(chunk * MOST + i, b, t);
-                sum.add(tiles.w[i], tiles.scales[T == F16 ? 0 : i], b, lack, t);
+        for (int i = 0; i < MOST; i++) {
+            if (i >= C::mine(chunk) || (!C::EVEN && 8 * (chunk * MOST + i) + c.warp >= C::UNITS)) continue;
+            uint32_t b[4];
+            const float lack = input.get(chunk * MOST + i, b, t);
+            sum.add(tiles.w[i], tiles.scales[T == F16 ? 0 : i], b, lack, t);
+        }
+    };
+#pragma unroll 1
+    for (int panel = 0; panel + TURN <= panels; panel += TURN)
+#pragma unroll(Input<T, K, PAIRS>::HELD ? C::CHUNKS : 1)
+        for (int chunk = 0; chunk < C::CHUNKS; chunk++) {
+            Tiles<T, MOST> tiles[TURN];
+#pragma unroll
+            for (int turn = 0; turn < TURN; turn++) load(tiles[turn], chunk);
+#pragma unroll
+            for (int turn = 0; turn < TURN; turn++) {
+                if (chunk == 0) {
+                    if (panel > 0) store(turn);
+                    sum[turn].clear();
+                }
+                add(sum[turn], tiles[turn], chunk);
             }
         }
-    store();
+    if (panels >= TURN)
+#pragma unroll
+        for (int turn = 0; turn < TURN; turn++) store(turn);
+    if (TURN > 1 && panels % TURN) {
+        Tiles<T, MOST> tiles;
+        load(tiles, 0);
+        sum[0].clear();
+        add(sum[0], tiles, 0);
+        store(0);
+    }
 }
 
 #endif

@@ -285,9 +285,11 @@ impl CudaBackend {
         let recorded =
             sizes.flashes == 0 && sizes.tokens <= RECORDED && self.step.groups.len() == 1;
         let decode = self.decode.as_mut().filter(|_| sizes.tokens == 1 && asked.len() == 1);
+        // The answer of a single token is written to the host's memory as it is made: a copy behind it takes the stream longer.
+        let direct = decode.is_some();
         let answered = if let Some(decode) = decode {
             let parts = decode.run(&self.stream, step)?;
-            forward.sample(0, 1, parts)?;
+            forward.sample(0, 1, parts, slot.answers.device_address())?;
             true
         } else if recorded {
             // Work items grow with the context: launches have room for the next power of two.
@@ -332,7 +334,9 @@ impl CudaBackend {
         }
         // SAFETY: as above, for the answers of all rows.
         unsafe {
-            self.stream.download(&mut slot.answers, 0, a.answers, asked.len() * ANSWER_BYTES)?;
+            if !direct {
+                self.stream.download(&mut slot.answers, 0, a.answers, asked.len() * ANSWER_BYTES)?;
+            }
             if places.tops_bytes > 0 {
                 self.stream.download(&mut slot.answers, places.tops, a.tops, places.tops_bytes)?;
             }

@@ -259,7 +259,7 @@ pub fn heads_map(w: &Projection, depth: usize) -> Result<TensorMap> {
     let dims = [row / bytes, 8, 2, 8, (w.rows / HEAD_DIM) as u64];
     let strides = [row, 64 * row, 8 * row, HEAD_DIM as u64 * row];
     let part = [(part / bytes) as u32, 8, 2, 8, 1];
-    TensorMap::tensor(w.quants, element, &dims, &strides, &part, true)
+    TensorMap::tensor(w.quants, element, &dims, &strides, &part, true, 256)
 }
 
 /// Bytes of what a block of a cluster gets from the others.

@@ -26,6 +26,8 @@ const PANEL: usize = 8;
 const BOX_LINES: usize = 16;
 /// Columns that a warp multiplies at a time.
 const UNIT: usize = 64;
+/// Bytes that the L2 cache fetches at a time: pieces of a line lie rows apart, and 256 bytes would fetch their neighbours too early.
+const PROMOTED: usize = 128;
 /// Shared memory of a block.
 const SHARED: usize = 232_448;
 /// Parts of a context, at most, and the floats of one head's.
@@ -96,7 +98,6 @@ struct Arguments {
     slot_bytes: i32,
     vector: i32,
     sums: i32,
-    out: i32,
     fixed: i32,
     sum_rows: i32,
     flying: i32,
@@ -209,7 +210,6 @@ impl Decode {
             slot_bytes: layout.slot_bytes as i32,
             vector: layout.vector as i32,
             sums: layout.sums as i32,
-            out: layout.out as i32,
             fixed: layout.fixed as i32,
             sum_rows: layout.sum_rows as i32,
             flying: flying(&matrices, spec.hidden) as i32,
@@ -350,6 +350,7 @@ fn quants_map(p: &Projection, stride: u64, spec: &Spec) -> Result<TensorMap> {
         &[bytes as u64, LINE as u64, stride],
         &[LINE as u32, PANEL as u32, box_lines(p) as u32, 1],
         true,
+        PROMOTED,
     )
 }
 
@@ -365,6 +366,7 @@ fn scales_map(p: &Projection, stride: u64, spec: &Spec) -> Result<TensorMap> {
         &[words as u64 * 4, stride],
         &[scales_pitch(p) as u32, PANEL as u32, 1],
         false,
+        PROMOTED,
     )
 }
 
@@ -378,6 +380,7 @@ fn cache_map(spec: &Spec, around: &Surroundings) -> Result<TensorMap> {
         &[LINE as u64 * lines, LINE as u64],
         &[LINE as u32, engine::batch::BLOCK as u32, lines as u32],
         true,
+        PROMOTED,
     )
 }
 
@@ -388,7 +391,6 @@ struct Layout {
     slot_bytes: usize,
     vector: usize,
     sums: usize,
-    out: usize,
     fixed: usize,
     sum_rows: usize,
 }
@@ -412,8 +414,7 @@ impl Layout {
         }
         let slot_bytes = slot.next_multiple_of(1024);
         let sums = CONSUMERS * sum_rows * 4;
-        let out = sum_rows.max(group * PARTIAL) * 4;
-        let sizes = [vector, sums, out, FIXED].map(|n: usize| n.next_multiple_of(128));
+        let sizes = [vector, sums, FIXED].map(|n: usize| n.next_multiple_of(128));
         let rest: usize = sizes.iter().sum();
         let slots = ((SHARED - 1024 - rest) / slot_bytes).min(MAX_SLOTS);
         let mut end = slots * slot_bytes;
@@ -426,8 +427,7 @@ impl Layout {
             slot_bytes,
             vector: take(sizes[0]),
             sums: take(sizes[1]),
-            out: take(sizes[2]),
-            fixed: take(sizes[3]),
+            fixed: take(sizes[2]),
             sum_rows,
         }
     }

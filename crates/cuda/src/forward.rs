@@ -247,11 +247,11 @@ impl Forward<'_> {
         k.rms_norm(stream, step, rows, Some(first), a.x, norm, a.last, hidden)?;
         k.project(stream, &self.weights.head, a.last, a.logits, rows, count, Epilogue::Store)?;
         k.logits_stats(stream, step, rows, first, a.logits, a.stats, vocab)?;
-        self.sample(first, rows, PARTS)
+        self.sample(first, rows, PARTS, a.answers)
     }
 
-    /// Answers of `rows` answer rows from `first` on, whose logits have statistics in `parts` parts.
-    pub fn sample(&self, first: usize, rows: usize, parts: usize) -> Result<()> {
+    /// Answers of `rows` answer rows from `first` on, whose logits have statistics in `parts` parts, written to `answers`.
+    pub fn sample(&self, first: usize, rows: usize, parts: usize, answers: u64) -> Result<()> {
         let (a, vocab) = (&self.activations, self.spec.vocab);
         let (logits, stats) = (a.logits, a.stats);
         self.kernels.sample(
@@ -262,7 +262,7 @@ impl Forward<'_> {
             logits,
             stats,
             parts,
-            a.answers,
+            answers,
             a.tops,
             a.drawn,
             vocab,

@@ -71,6 +71,11 @@ impl Pinned {
         unsafe { ptr::write_bytes(address.cast::<u8>(), 0, bytes) };
         Ok(Pinned { address: address.cast(), bytes, _context: context.clone() })
     }
+
+    /// Where kernels find it: page-locked memory has one address on both sides.
+    pub fn device_address(&self) -> u64 {
+        self.address as u64
+    }
 }
 
 impl std::ops::Deref for Pinned {

@@ -45,11 +45,12 @@ impl TensorMap {
         let dims = shape.map(|n| n as u64);
         let part = part.map(|n| n as u32);
         let (dims, part) = ([dims[1], dims[0]], [part[1], part[0]]);
-        Self::tensor(address, element, &dims, &[dims[0] * bytes], &part, true)
+        Self::tensor(address, element, &dims, &[dims[0] * bytes], &part, true, 256)
     }
 
     /// Boxes of `part` elements of a tensor of `dims` elements, the first dimension contiguous and the others `strides`
-    /// bytes apart; `swizzled` as above by the first dimension of `part`, or plain.
+    /// bytes apart; `swizzled` as above by the first dimension of `part`, or plain. The L2 cache fetches `promoted` bytes at
+    /// a time, 128 or 256.
     pub fn tensor(
         address: u64,
         element: Element,
@@ -57,6 +58,7 @@ impl TensorMap {
         strides: &[u64],
         part: &[u32],
         swizzled: bool,
+        promoted: usize,
     ) -> Result<Self> {
         use sys::CUtensorMapDataType::*;
         use sys::CUtensorMapSwizzle::*;
@@ -69,6 +71,11 @@ impl TensorMap {
             128 if swizzled => CU_TENSOR_MAP_SWIZZLE_128B,
             64 if swizzled => CU_TENSOR_MAP_SWIZZLE_64B,
             _ => CU_TENSOR_MAP_SWIZZLE_NONE,
+        };
+        use sys::CUtensorMapL2promotion::*;
+        let promotion = match promoted {
+            128 => CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            _ => CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         };
         let rank = dims.len();
         assert!(strides.len() + 1 == rank && part.len() == rank && rank <= 5);
@@ -86,7 +93,7 @@ impl TensorMap {
                 [1; 5].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle,
-                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                promotion,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             ))?;
         }
