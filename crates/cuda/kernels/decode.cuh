@@ -250,7 +250,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& args, const DecodeMaps&
         more_registers<232>();
         int token = args.step[args.step[TOKEN_AT]];
         if (token < 0) token = args.drawn[-1 - token];
-        Consumer c{ring, warp, lane, start + args.vector, at(args.sums), args.sum_rows, squares, rotations};
+        Consumer c{ring, warp, lane, start + args.vector, at(args.sums), args.sum_rows, squares, rotations, uint32_t(args.early)};
         float scale;
         const Source answer = run_layers<M, T, H>(c, args, dealer, token, position, table[position / BLOCK], scale);
         run_head<H, M::HIDDEN>(c, args, dealer, answer, scale);

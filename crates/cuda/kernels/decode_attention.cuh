@@ -25,7 +25,7 @@ struct Part {
 template <int MATES>  // query heads of a KV head
 struct AttentionMemory {
     float outputs[CONSUMERS][MATES][PARTIAL];
-    __align__(16) __half queries[2][MATES][HEAD];  // high and low parts
+    __align__(16) __half queries[2][MATES][HEAD + 8];  // high and low parts, apart by other banks
     __align__(16) __half fresh[2][HEAD];               // the new key and value: fp16, or bytes
     float fresh_scale[2];
 };
@@ -150,18 +150,33 @@ template <Kv KIND>
 struct Running {
     float o[HEAD / 8][4] = {};
     float highest = -INFINITY, total = 0;  // over the columns of the lane's quad
+    // Bytes come as subnormal fp16 of 128 more: what that adds to a row's scores, and the weights of the values so far.
+    float excess = 0, weight = 0;
 
     // The queries as A operands for 16 dims each, in the order in which keys come.
     template <int MATES>
-    static __device__ __forceinline__ void load_queries(uint32_t (&q)[HEAD / 16][4], const AttentionMemory<MATES>& m, int lane) {
+    __device__ __forceinline__ void load_queries(uint32_t (&q)[HEAD / 16][4], const AttentionMemory<MATES>& m, int lane) {
+        if constexpr (KIND == KV_BF16) {
+            const uint32_t at = shared_address(m.queries[lane / 8 % 2][lane % 8 % MATES]) + lane / 16 * 16;
+#pragma unroll
+            for (int k = 0; k < HEAD / 16; k++) ldmatrix(q[k], at + k * 32);
+            return;
+        }
         const int g = lane / 4 % MATES, t = lane % 4;  // unused rows repeat the heads
         const auto* high = reinterpret_cast<const uint32_t*>(m.queries[0][g]);
         const auto* low = reinterpret_cast<const uint32_t*>(m.queries[1][g]);
 #pragma unroll
         for (int k = 0; k < HEAD / 16; k++) {
-            int first = KIND == KV_BF16 ? 8 * k + t : 8 * (2 * t + k / 4) + 2 * (k % 4), second = first + (KIND == KV_BF16 ? 4 : 1);
+            const int first = 8 * (2 * t + k / 4) + 2 * (k % 4), second = first + 1;
             q[k][0] = high[first], q[k][1] = low[first], q[k][2] = high[second], q[k][3] = low[second];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float2 v = __half22float2(halves(q[k][i]));
+                excess += 128 * (v.x + v.y);
+            }
         }
+        excess += __shfl_xor_sync(0xffffffffu, excess, 1);
+        excess += __shfl_xor_sync(0xffffffffu, excess, 2);
     }
 
     // Adds positions `half` * 16 and on of a block, `valid` of them.
@@ -190,9 +205,9 @@ struct Running {
                     load_shared(w, (key ^ (i * 16)) + n * GROUP);
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        uint2 b = widen(w[j]);
+                        const uint32_t word = w[j] ^ 0x80808080;
                         const uint32_t(&a)[4] = q[i * 4 + j];
-                        mma_next(j % 2 ? u[n] : s[n], a[0], a[1], a[2], a[3], b.x, b.y);
+                        mma_next(j % 2 ? u[n] : s[n], a[0], a[1], a[2], a[3], byte_pair(word, 0x4140), byte_pair(word, 0x4342));
                     }
                 }
             }
@@ -213,7 +228,7 @@ struct Running {
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float v = (s[n][j] + s[n][j + 2]) + (u[n][j] + u[n][j + 2]);
-                if constexpr (KIND == KV_Q8_0) v *= j ? key_scale.y : key_scale.x;
+                if constexpr (KIND == KV_Q8_0) v = (v * (1 / QUANT_SCALE) - excess) * (j ? key_scale.y : key_scale.x);
                 s[n][j] = column + j < valid ? v : -INFINITY;
                 top = fmaxf(top, s[n][j]);
             }
@@ -222,19 +237,23 @@ struct Running {
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
         const float rescale = power_of_two(highest - top);
         highest = top;
-        total *= rescale;
+        total *= rescale, weight *= rescale;
         uint32_t p[2][2];  // high and low parts
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             float p0 = power_of_two(s[n][0] - top), p1 = power_of_two(s[n][1] - top);
             total += p0 + p1;
-            if constexpr (KIND == KV_Q8_0) p0 *= value_scale[n].x, p1 *= value_scale[n].y;
+            if constexpr (KIND == KV_Q8_0) {
+                p0 *= value_scale[n].x, p1 *= value_scale[n].y;
+                weight += p0 + p1;
+            }
             split(p0, p1, p[n][0], p[n][1]);
         }
+        if (__any_sync(0xffffffffu, rescale != 1.0f))
 #pragma unroll
-        for (int d = 0; d < HEAD / 8; d++)
+            for (int d = 0; d < HEAD / 8; d++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) o[d][j] *= rescale;
+                for (int j = 0; j < 4; j++) o[d][j] *= rescale;
 #pragma unroll
         for (int d = 0; d < HEAD / 16; d++) {
             uint32_t b[4];
@@ -255,10 +274,8 @@ struct Running {
         }
     }
 
-    // Two bytes, offset by 128, as fp16.
-    static __device__ __forceinline__ uint32_t byte_pair(uint32_t word, uint32_t which) {
-        return bits(__hsub2(halves(__byte_perm(word, 0x64646464, which)), __float2half2_rn(1152.0f)));
-    }
+    // Two bytes as subnormal fp16.
+    static __device__ __forceinline__ uint32_t byte_pair(uint32_t word, uint32_t which) { return __byte_perm(word, 0, which); }
 
     // The warp's output for the rows that are heads.
     template <int MATES>
@@ -266,6 +283,8 @@ struct Running {
         const int g = lane / 4, t = lane % 4;
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
+        weight += __shfl_xor_sync(0xffffffffu, weight, 1);
+        weight += __shfl_xor_sync(0xffffffffu, weight, 2);
         if (g >= MATES) return;
 #pragma unroll
         for (int d = 0; d < HEAD / 16; d++) {
@@ -275,7 +294,8 @@ struct Running {
                 *reinterpret_cast<float2*>(to[g] + d * 16 + t * 2) = make_float2(a0, a1);
                 *reinterpret_cast<float2*>(to[g] + d * 16 + 8 + t * 2) = make_float2(b0, b1);
             } else {
-                *reinterpret_cast<float4*>(to[g] + d * 16 + t * 4) = make_float4(a0, b0, a1, b1);
+                auto value = [&](float v) { return v * (1 / QUANT_SCALE) - 128 * weight; };
+                *reinterpret_cast<float4*>(to[g] + d * 16 + t * 4) = make_float4(value(a0), value(b0), value(a1), value(b1));
             }
         }
         if (t == 0) to[g][HEAD] = highest, to[g][HEAD + 1] = total;

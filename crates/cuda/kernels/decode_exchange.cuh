@@ -87,16 +87,15 @@ __device__ __forceinline__ void count(uint32_t* counter) {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter + blockIdx.x % 4 * 32) : "memory");
 }
 
-// Waits, as a warp, until all but a few of `arrivals` have been counted: the last words arrive while the others are read.
-constexpr int EARLY = 16;
-__device__ __forceinline__ void await_count(const uint32_t* counter, uint32_t arrivals) {
+// Waits, as a warp, until all but `early` of `arrivals` have been counted: the last words arrive while the others are read.
+__device__ __forceinline__ void await_count(const uint32_t* counter, uint32_t arrivals, uint32_t early) {
     Patience patience;
     for (;;) {
         uint32_t n;
         asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(counter + threadIdx.x % 4 * 32) : "memory");
         n += __shfl_xor_sync(0xffffffffu, n, 1);
         n += __shfl_xor_sync(0xffffffffu, n, 2);
-        if (n + EARLY >= arrivals) return;
+        if (n + early >= arrivals) return;
         patience.spend();
     }
 }

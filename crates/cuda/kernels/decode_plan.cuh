@@ -63,7 +63,8 @@ struct DecodeArgs {
     // Shared memory, in bytes from its 1,024-aligned start: slots, then the rest.
     int slots, slot_bytes, vector, sums, fixed;
     int sum_rows;                  // of each warp's sums
-    int flying;                    // bytes that are on their way to a block at once, at most
+    int flying, hurried;           // bytes that are on their way to a block at once, at most, and for one that lags behind
+    int early;                     // arrivals that a vector's readers do not wait for
 };
 
 // A checkpoint's dimensions. `merge` and parts of attention are dealt out only while there are fewer of them than blocks.
@@ -136,11 +137,17 @@ struct Ring {
     uint32_t data_at, full_at, empty_at;  // shared addresses
     int slots, slot_bytes, slot;
     uint32_t parity;
+    static constexpr int FEW = 4;
 
     __device__ uint32_t data() const { return data_at + slot * slot_bytes; }
     __device__ uint32_t full() const { return full_at + slot * 8; }
     __device__ void wait_full() const { barrier_wait(full(), parity); }
     __device__ void wait_empty() const { barrier_wait(empty_at + slot * 8, parity ^ 1); }
+    // Whether the consumers have left at most FEW slots, seen from the producer.
+    __device__ bool nearly_empty() const {
+        const int after = slot + slots - FEW, wrapped = after >= slots;
+        return barrier_passed(empty_at + (after - wrapped * slots) * 8, parity ^ 1 ^ wrapped);
+    }
     __device__ void release() const { barrier_arrive(empty_at + slot * 8); }
     __device__ void advance() {
         if (++slot == slots) slot = 0, parity ^= 1;
@@ -158,10 +165,11 @@ struct Producer {
     const DecodeMaps& maps;
 
     // The next slot, whose copies bring `count` bytes. More of them at once would lengthen the queues that the exchanges
-    // stand in.
+    // stand in; but a block whose consumers have little left is one that others may wait for, so it may ask for more.
     __device__ void begin(int count) {
         ring.wait_empty();
-        while (pending > 0 && (flying + count > args.flying || pending == ring.slots)) {
+        const int most = ring.nearly_empty() ? args.hurried : args.flying;
+        while (pending > 0 && (flying + count > most || pending == ring.slots)) {
             behind.wait_full();
             flying -= bytes[behind.slot], pending--;
             behind.advance();

@@ -40,12 +40,13 @@ struct Consumer {
     int sum_rows;
     float* squares;           // [CONSUMERS]
     const float2* rotations;  // [64]
+    uint32_t early;           // arrivals that nobody waits for
 
     __device__ void sync() const { sync_named(1, CONSUMERS * 32); }
 
     // Waits until `arrivals` warps have posted their words, or very nearly so.
     __device__ void await(const uint32_t* counter, uint32_t arrivals) const {
-        if (warp == CONSUMERS - 1) await_count(counter, arrivals);
+        if (warp == CONSUMERS - 1) await_count(counter, arrivals, early);
         sync();
     }
 
@@ -183,8 +184,8 @@ __device__ __forceinline__ float lacking(const uint32_t (&b)[4], int t) {
     constexpr uint32_t A = T == Q8_0 ? 0x80808080 : T == Q4_0 ? 0x80088008 : 0x00010001;
     constexpr uint32_t B = T == Q8_0 ? 0x80808080 : T == Q4_0 ? 0x80808080 : 0x00100010;
     float e[4];
-    mma_first(e, A, A, A, A, b[0], b[2]);
-    mma_next(e, B, B, B, B, b[1], b[3]);
+    mma_first(e, A, A, A, A, b[0], b[1]);
+    mma_next(e, B, B, B, B, b[2], b[3]);
     return row_product<PAIRS>(e, t);
 }
 
@@ -323,8 +324,12 @@ struct Input {
             ldmatrix(b, from);
         else if constexpr (T == Q8_0)
             load_shared(b[0], b[1], from), load_shared(b[2], b[3], from + 32);
-        else
-            load_shared(b, from);
+        else {
+            // In the order of the two products, each of which takes two registers side by side.
+            uint32_t w[4];
+            load_shared(w, from);
+            b[0] = w[0], b[1] = w[2], b[2] = w[1], b[3] = w[3];
+        }
     }
 
     // Unit n as B, and what quants lack.
@@ -425,8 +430,8 @@ struct Sum {
                 mma_next(e, low_bytes(w[1]), low_bytes(w[3]), high_bytes(w[1]), high_bytes(w[3]), b[2], b[3]);
             } else {
                 const uint32_t u = w[0], v = w[1], u8 = u >> 8, v8 = v >> 8;
-                mma_first(e, u & 0x000f000f, v & 0x000f000f, u8 & 0x000f000f, v8 & 0x000f000f, b[0], b[2]);
-                mma_next(e, u & 0x00f000f0, v & 0x00f000f0, u8 & 0x00f000f0, v8 & 0x00f000f0, b[1], b[3]);
+                mma_first(e, u & 0x000f000f, v & 0x000f000f, u8 & 0x000f000f, v8 & 0x000f000f, b[0], b[1]);
+                mma_next(e, u & 0x00f000f0, v & 0x00f000f0, u8 & 0x00f000f0, v8 & 0x00f000f0, b[2], b[3]);
             }
             const float product = row_product<PAIRS>(e, t);
             const float2 s = __half22float2(halves(scale));

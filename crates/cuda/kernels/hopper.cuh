@@ -39,6 +39,21 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
         : "memory");
 }
 
+// Whether it is.
+__device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity) {
+    uint32_t passed;
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(passed)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return passed;
+}
+
 // A box of a two-dimensional tensor to shared memory; its bytes count towards the barrier.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier) {
     asm volatile(

@@ -335,7 +335,12 @@ impl CudaBackend {
         // SAFETY: as above, for the answers of all rows.
         unsafe {
             if !direct {
-                self.stream.download(&mut slot.answers, 0, a.answers, asked.len() * ANSWER_BYTES)?;
+                self.stream.download(
+                    &mut slot.answers,
+                    0,
+                    a.answers,
+                    asked.len() * ANSWER_BYTES,
+                )?;
             }
             if places.tops_bytes > 0 {
                 self.stream.download(&mut slot.answers, places.tops, a.tops, places.tops_bytes)?;

@@ -33,6 +33,8 @@ const SHARED: usize = 232_448;
 /// Parts of a context, at most, and the floats of one head's.
 const PARTS: usize = 16;
 const PARTIAL: usize = HEAD_DIM + 4;
+/// Hidden widths up to this make short vectors and phases: words are read earlier and fewer bytes are on their way.
+const SHORT: usize = 1024;
 /// Rows of the head between two sums over the warps.
 const ROUND_ROWS: usize = 32 * PANEL;
 /// Words of the counters of a layer: six exchanges, each counted on four lines.
@@ -101,6 +103,8 @@ struct Arguments {
     fixed: i32,
     sum_rows: i32,
     flying: i32,
+    hurried: i32,
+    early: i32,
 }
 
 /// What of the backend's memory the kernel works on.
@@ -213,6 +217,8 @@ impl Decode {
             fixed: layout.fixed as i32,
             sum_rows: layout.sum_rows as i32,
             flying: flying(&matrices, spec.hidden) as i32,
+            hurried: hurried(&matrices, spec.hidden) as i32,
+            early: if spec.hidden <= SHORT { 64 } else { 16 },
         };
         function.allow_shared(SHARED as u32)?;
         Ok(Some(Decode {
@@ -251,8 +257,18 @@ impl Decode {
 /// Bytes on their way to a block, at most: a few full slots. More would lengthen the queues that the exchanges stand in, and short
 /// phases gain more from short queues than they lose in bandwidth.
 fn flying(matrices: &[&Projection; MATRICES], hidden: usize) -> usize {
-    let slots = if hidden <= 1024 { 2 } else { 3 };
-    slots * matrices.iter().map(|m| slot_bytes(m)).max().unwrap_or_default()
+    let slots = if hidden <= SHORT { 2 } else { 3 };
+    slots * widest_slot(matrices)
+}
+
+/// The same for a block that lags behind. Products of 4 bits take longer than their panels' arrival, so more gains them nothing.
+fn hurried(matrices: &[&Projection; MATRICES], hidden: usize) -> usize {
+    let more = if matches!(matrices[0].kind, Kind::Q4_0 | Kind::Q4_1) { 0 } else { 2 };
+    flying(matrices, hidden) + more * widest_slot(matrices)
+}
+
+fn widest_slot(matrices: &[&Projection; MATRICES]) -> usize {
+    matrices.iter().map(|m| slot_bytes(m)).max().unwrap_or_default()
 }
 
 /// Panels of a unit of work: gate and up rows are dealt out in pairs.
@@ -435,7 +451,7 @@ impl Layout {
 
 /// What attention keeps where the vectors of the products lie in other phases (`AttentionMemory`).
 fn attention_bytes(group: usize) -> usize {
-    CONSUMERS * group * PARTIAL * 4 + 2 * group * HEAD_DIM * 2 + 2 * HEAD_DIM * 2 + 16
+    CONSUMERS * group * PARTIAL * 4 + 2 * group * (HEAD_DIM + 8) * 2 + 2 * HEAD_DIM * 2 + 16
 }
 
 /// An array whose elements may fail.
@@ -501,7 +517,7 @@ mod tests {
                     assert!(1024 + layout.fixed + FIXED <= SHARED);
                     assert!(layout.sum_rows / 2 <= CONSUMERS * 32);
                     assert!(
-                        flying(&matrices.each_ref(), spec.hidden)
+                        hurried(&matrices.each_ref(), spec.hidden)
                             <= layout.slots * layout.slot_bytes
                     );
                 }
