@@ -27,11 +27,18 @@ __device__ __forceinline__ bool tagged(float4 v, uint32_t tag) {
     return (off_tag(v.x, tag) | off_tag(v.y, tag) | off_tag(v.z, tag) | off_tag(v.w, tag)) == 0;
 }
 
-// Two values as fp16 that saturates, and how to tell whether all pairs of four words are there.
-__device__ __forceinline__ uint32_t tag_pair(float x, float y, uint32_t tag) {
-    const __half2 pair = __floats2half2_rn(fminf(fmaxf(x, -65504.0f), 65504.0f), fminf(fmaxf(y, -65504.0f), 65504.0f));
-    return (*reinterpret_cast<const uint32_t*>(&pair) & ~0x00010001u) | (tag & 1) | tag >> 1 << 16;
+// The nearer of the two fp16 around a value whose lowest bit is `bit`; what fp16 cannot hold saturates.
+__device__ __forceinline__ uint32_t tag_half(float x, uint32_t bit) {
+    x = fminf(fmaxf(x, -65504.0f), 65504.0f);
+    const __half nearest = __float2half_rn(x);
+    const uint32_t bits = __half_as_ushort(nearest);
+    const bool larger = fabsf(x) > fabsf(__half2float(nearest)) || (bits & 0x7fff) == 0;
+    return (bits & 1) == bit ? bits : larger ? bits + 1 : bits - 1;
 }
+__device__ __forceinline__ uint32_t tag_pair(float x, float y, uint32_t tag) {
+    return tag_half(x, tag & 1) | tag_half(y, tag >> 1) << 16;
+}
+// Whether all pairs of four words are there.
 __device__ __forceinline__ bool tagged_pairs(const uint4& v, uint32_t tag) {
     const uint32_t t = (tag & 1) | tag >> 1 << 16;
     return (((v.x ^ t) | (v.y ^ t) | (v.z ^ t) | (v.w ^ t)) & 0x00010001u) == 0;

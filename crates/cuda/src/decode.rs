@@ -218,7 +218,7 @@ impl Decode {
             sum_rows: layout.sum_rows as i32,
             flying: flying(&matrices, spec.hidden) as i32,
             hurried: hurried(&matrices, spec.hidden) as i32,
-            early: if spec.hidden <= SHORT { 64 } else { 16 },
+            early: if spec.hidden <= SHORT { 64 } else { 32 },
         };
         function.allow_shared(SHARED as u32)?;
         Ok(Some(Decode {
