@@ -1,5 +1,6 @@
 //! Steers an answer token by token: bounds a thought, then holds what follows to a grammar.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::sync::{Arc, OnceLock};
@@ -76,7 +77,10 @@ fn multiples(lark: &str) -> impl Iterator<Item = u64> {
     lark.split("\"multipleOf\":").skip(1).map(|rest| {
         let number = rest.chars().take_while(|c| c.is_ascii_digit() || ".-".contains(*c));
         let digits: String = number.filter(char::is_ascii_digit).collect();
-        digits.trim_end_matches('0').parse().unwrap_or(0)
+        match digits.trim_end_matches('0') {
+            "" => 0,
+            digits => digits.parse().unwrap_or(u64::MAX),
+        }
     })
 }
 
@@ -232,17 +236,35 @@ impl Guide {
 
     /// Follows a thought over the next token.
     fn think(&mut self, token: u32) {
-        let added = self.vocabulary.added(token);
-        if added.is_none_or(|added| !added.special) {
-            let bytes = self.vocabulary.bytes(token).unwrap_or_default();
-            // Parts of characters become others; tags have none.
-            self.thinking.push(&String::from_utf8_lossy(bytes), &mut Parts::default());
-        }
+        self.thinking.push(&self.text(token), &mut Parts::default());
         self.stage = match (self.thinking.is_inside(), self.thinking.may_begin()) {
             (true, _) => Stage::Thinking,
             (false, true) => Stage::Start,
             (false, false) => Stage::Answer,
         };
+    }
+
+    /// What the reader sees of a token. Parts of characters become others; tags have none.
+    fn text(&self, token: u32) -> Cow<'static, str> {
+        match self.vocabulary.added(token) {
+            Some(added) if added.special => Cow::default(),
+            _ => String::from_utf8_lossy(self.vocabulary.bytes(token).unwrap_or_default()),
+        }
+    }
+
+    /// What a thought before a grammar may go on with. A token that ends a spelled tag and goes on would say what
+    /// the grammar has not seen; no token holds a whole tag and more.
+    fn inside(&self) -> Option<Arc<[u32]>> {
+        if !self.thinking.is_closing() {
+            return self.endless.clone();
+        }
+        let mut mask = self.endless.as_ref()?.to_vec();
+        for token in 0..self.vocabulary.rows() as u32 {
+            if self.thinking.runs_over(&self.text(token)) {
+                mask[token as usize / 32] &= !(1 << (token % 32));
+            }
+        }
+        Some(mask.into())
     }
 
     fn only(&self, token: u32) -> Option<Arc<[u32]>> {
@@ -266,7 +288,7 @@ impl Constraint for Guide {
                 mask.resize(self.words, 0);
                 Ok(Some(mask.into()))
             }
-            (Stage::Thinking, Some(_)) => Ok(self.endless.clone()),
+            (Stage::Thinking, Some(_)) => Ok(self.inside()),
             (Stage::End, _) => Ok(self.only(self.ids.end)),
             _ => Ok(None),
         }
@@ -311,5 +333,22 @@ impl Constraint for Guide {
 
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(self.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_of_multiples_are_told_however_many_they_are() {
+        let digits = |number: &str| {
+            let lark = format!("start: %json {{\"multipleOf\":{number}}}");
+            multiples(&lark).collect::<Vec<_>>()
+        };
+        assert_eq!(digits("0.250"), [25]);
+        assert_eq!(digits("2500"), [25]);
+        assert_eq!(digits("0.0"), [0]);
+        assert_eq!(digits("123456789012345678901"), [u64::MAX]);
     }
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Running, Setup, chat_reply, ids, serve, serve_with};
+use common::{Running, Setup, chat_reply, ids, pieces, serve, serve_with};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -61,6 +61,29 @@ fn tags_that_are_spelled_out_open_and_close_thoughts() {
     let held = message(&server, json!({"response_format": schema, "max_tokens": 60}));
     assert_eq!(held["message"]["reasoning_content"], "well");
     assert_eq!(held["message"]["content"], "{\"a\": 1}");
+}
+
+/// A token that ends a spelled tag and goes on would say what the format has not seen.
+#[test]
+fn nothing_is_said_in_the_token_that_ends_a_thought() {
+    let schema = json!({"type": "json_schema", "json_schema": {"schema": {"const": {"a": 1}}}});
+    let held = |last: &str| {
+        assert_eq!(ids(last).len(), 1, "{last:?}");
+        let tag = pieces(&["<think>", "\nwell\n", "<", "/th", "ink", last]);
+        let server = serve(chat_reply([tag, ids("no JSON")].concat()));
+        let members = json!({"response_format": schema, "thinking_budget": 9, "max_tokens": 60});
+        let choice = message(&server, members);
+        assert_eq!(choice["message"]["content"], "{\"a\": 1}", "{last:?}: {choice}");
+        choice["message"]["reasoning_content"].as_str().expect("a thought").to_owned()
+    };
+    for last in [">{", ">\"", "><"] {
+        let thought = held(last);
+        assert!(thought.starts_with("well\n</think") && !thought.contains('>'), "{thought}");
+    }
+    // Line ends are nobody's.
+    for last in [">", ">\n", ">\n\n"] {
+        assert_eq!(held(last), "well");
+    }
 }
 
 /// A model that ends inside its thought has not given what was asked for.

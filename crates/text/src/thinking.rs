@@ -81,6 +81,22 @@ impl Thinking {
         }
     }
 
+    /// Whether a tag that ends the thought has begun, letter by letter.
+    pub fn is_closing(&self) -> bool {
+        self.is_inside() && partial_suffix(&self.held, Marker::ThinkEnd.text()) > 0
+    }
+
+    /// Whether this text would end the thought and say something behind it.
+    pub fn runs_over(&self, text: &str) -> bool {
+        // Most texts are told by their own letters: nothing can follow the tag's last one.
+        if !self.is_inside() || text.split_once('>').is_none_or(|(_, rest)| rest.is_empty()) {
+            return false;
+        }
+        let whole = [&self.held, text].concat();
+        let behind = whole.split_once(Marker::ThinkEnd.text()).map(|(_, behind)| behind);
+        behind.is_some_and(|behind| !behind.trim_start_matches('\n').is_empty())
+    }
+
     /// Takes the next text and appends what is decided.
     pub fn push(&mut self, text: &str, parts: &mut Parts) {
         self.held.push_str(text);
