@@ -128,7 +128,8 @@ fn nmse(found: &[f32], expected: &[f64]) -> f64 {
 
 #[test]
 fn products_agree_with_plain_arithmetic_and_do_not_depend_on_the_tile() {
-    let mut dice = Dice(std::process::id().into(), 0);
+    let seed = std::process::id().into();
+    let mut dice = Dice(seed, 0);
     for class in Class::available() {
         let kernels = class.kernels().expect("available");
         for ty in TYPES {
@@ -139,7 +140,7 @@ fn products_agree_with_plain_arithmetic_and_do_not_depend_on_the_tile() {
                 let w = matrix(&mut dice, ty, rows, cols);
                 let x: Vec<f32> = (0..tokens * cols).map(|_| dice.normal()).collect();
                 let add = if dice.below(2) == 0 { 0.0 } else { 0.5 };
-                let name = format!("{class:?} {ty} [{rows}, {cols}] x {tokens}");
+                let name = format!("seed {seed}: {class:?} {ty} [{rows}, {cols}] x {tokens}");
 
                 let mut row = vec![0.0; cols];
                 let mut expected = vec![0.0; tokens * rows];
@@ -187,7 +188,8 @@ fn the_largest_sums_do_not_overflow() {
 /// A token alone, whose attention keeps everything in registers, and the same token beside another: the same bits.
 #[test]
 fn attention_of_a_token_does_not_depend_on_its_neighbour() {
-    let mut dice = Dice(std::process::id().into(), 1);
+    let seed = std::process::id().into();
+    let mut dice = Dice(seed, 1);
     let tokens = 70 + dice.below(600);
     let blocks = tokens.div_ceil(BLOCK);
     // Blocks in reverse.
@@ -262,7 +264,8 @@ fn attention_of_a_token_does_not_depend_on_its_neighbour() {
             unsafe { (kernels.append)(&kv, &append, token) };
         }
         let (apart, together) = (attended(1), attended(2));
-        assert!(apart.iter().any(|&bits| bits != 0), "{class:?}");
-        assert!(apart == together, "{class:?} {kind:?}, {heads} heads, {tokens} tokens");
+        let name = format!("seed {seed}: {class:?} {kind:?}, {heads} heads, {tokens} tokens");
+        assert!(apart.iter().any(|&bits| bits != 0), "{name}");
+        assert!(apart == together, "{name}");
     }
 }
