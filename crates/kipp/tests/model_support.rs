@@ -13,9 +13,10 @@ const HEAD: &str = "\
 # Model support
 
 What `kipp verify` has shown, from the records in `bench/results/verify`. A checkpoint without a record loads and was never checked. Made by
-`KIPP_WRITE=1 cargo test -p kipp --test model_support`; a test says when it is stale.
+`KIPP_WRITE=1 cargo test -p kipp --test model_support`; a test says when it is stale. Contexts beyond those of distinct blocks, up to 32,768 positions, are gated
+with tables that name the same blocks again and again (`far-context`, docs/gates.md).
 
-| checkpoint | weights | scheme | KV | layers | backend | gates that hold | longest context | machine, commit | record |
+| checkpoint | weights | scheme | KV | layers | backend | gates that hold | longest context of distinct blocks | machine, commit | record |
 |---|---|---|---|---|---|---|---|---|---|
 ";
 
