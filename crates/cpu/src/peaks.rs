@@ -15,17 +15,8 @@ use crate::simd::{Class, Simd};
 /// Accumulators of the peak loop: enough to hide the latency of two units.
 const CHAINS: usize = 16;
 
-/// Rates of a number of threads.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Peaks {
-    /// Bytes a second that all threads together read from memory.
-    pub read: f64,
-    /// Multiplications and additions a second of the class's i16 dot product.
-    pub dot: f64,
-}
-
-/// Measures both in about half a second.
-pub fn measure(class: Class, threads: usize) -> Result<Peaks, BackendError> {
+/// Multiplications and additions a second of the class's i16 dot product, on all threads together.
+pub fn dot(class: Class, threads: usize) -> Result<f64, BackendError> {
     let mut pool = Pool::new(threads)?;
     let kernels = class.required()?;
     let rounds = 1 << 16;
@@ -36,8 +27,13 @@ pub fn measure(class: Class, threads: usize) -> Result<Peaks, BackendError> {
         })
     })?;
     let products = rounds * CHAINS * 2 * crate::simd::LANES;
-    let dot = (2 * products * pool.threads()) as f64 / seconds;
+    Ok((2 * products * pool.threads()) as f64 / seconds)
+}
 
+/// Bytes a second that all threads together read from memory, of which 512 MiB must be free.
+pub fn read(class: Class, threads: usize) -> Result<f64, BackendError> {
+    let mut pool = Pool::new(threads)?;
+    let kernels = class.required()?;
     let bytes = 512 << 20;
     let buffer = Shared::<u64>::new(bytes / 8, "measuring")?;
     let read = |thread: usize, threads: usize| {
@@ -53,7 +49,7 @@ pub fn measure(class: Class, threads: usize) -> Result<Peaks, BackendError> {
             black_box(read(thread, team.threads()));
         })
     })?;
-    Ok(Peaks { read: bytes as f64 / seconds, dot })
+    Ok(bytes as f64 / seconds)
 }
 
 /// Multiplications and additions a second of single instructions that a matrix product could be made of, on all

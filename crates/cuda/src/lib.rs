@@ -20,4 +20,4 @@ mod weights;
 
 pub use backend::{CudaBackend, CudaModel, Options};
 pub use driver::{Device, devices, kernels_hit};
-pub use peaks::{Peaks, peaks};
+pub use peaks::{peak_operations, peak_read};

@@ -23,29 +23,31 @@ const SHARED: u32 = 49 << 10;
 /// Seconds that products go on: the device's power is then at its limit, as it is in a long prompt.
 const LONG: f64 = 0.3;
 
-/// A device's limits.
-#[derive(Debug, Clone, Copy)]
-pub struct Peaks {
-    /// Bytes a second read from its memory.
-    pub read: f64,
-    /// Operations a second of its tensor cores on fp16 with fp32 sums, two a product.
-    pub operations: f64,
+/// Where the kernels of this file are launched.
+struct Rig {
+    module: Module,
+    stream: Stream,
+    context: Arc<Context>,
 }
 
-/// Measures device `ordinal`, which has 1 GiB free.
-pub fn peaks(ordinal: usize) -> Result<Peaks> {
-    let context = Context::open(ordinal)?;
-    let stream = Stream::new(&context)?;
-    let module = Module::load(&context, image("peaks")?)?;
-    let blocks = context.device.multiprocessors as u32;
-    Ok(Peaks {
-        read: read(&context, &stream, &module, blocks)?,
-        operations: products(&context, &stream, &module, blocks)?,
-    })
+impl Rig {
+    fn open(ordinal: usize) -> Result<Self> {
+        let context = Context::open(ordinal)?;
+        let stream = Stream::new(&context)?;
+        let module = Module::load(&context, image("peaks")?)?;
+        Ok(Rig { module, stream, context })
+    }
+
+    /// One block a multiprocessor.
+    fn blocks(&self) -> u32 {
+        self.context.device.multiprocessors as u32
+    }
 }
 
-/// The best of five launches.
-fn read(context: &Arc<Context>, stream: &Stream, module: &Module, blocks: u32) -> Result<f64> {
+/// Bytes a second that device `ordinal`, which has 1 GiB free, reads from its memory: in the best of five launches.
+pub fn peak_read(ordinal: usize) -> Result<f64> {
+    let rig = Rig::open(ordinal)?;
+    let Rig { module, stream, context } = &rig;
     let function = module.function("peak_read")?;
     let buffer = Buffer::new(context, BYTES, "a measurement")?;
     let out = Buffer::new(context, 4, "a measurement")?;
@@ -56,24 +58,27 @@ fn read(context: &Arc<Context>, stream: &Stream, module: &Module, blocks: u32) -
     for _ in 0..5 {
         stream.wait()?;
         let start = Instant::now();
-        launch!(stream, function, [blocks, 1, 1], 512, 0, [from, count, passes, to])?;
+        launch!(stream, function, [rig.blocks(), 1, 1], 512, 0, [from, count, passes, to])?;
         stream.wait()?;
         best = best.min(start.elapsed().as_secs_f64());
     }
     Ok(f64::from(PASSES) * BYTES as f64 / best)
 }
 
-fn products(context: &Arc<Context>, stream: &Stream, module: &Module, blocks: u32) -> Result<f64> {
+/// Operations a second of its tensor cores on fp16 with fp32 sums, two a product.
+pub fn peak_operations(ordinal: usize) -> Result<f64> {
+    let rig = Rig::open(ordinal)?;
+    let Rig { module, stream, context } = &rig;
     let function = module.function("peak_products")?;
     function.allow_shared(SHARED)?;
     let out = Buffer::new(context, 4, "a measurement")?;
     let (rounds, to) = (ROUNDS, out.address());
     let (mut launches, start) = (0.0, Instant::now());
     while start.elapsed().as_secs_f64() < LONG {
-        launch!(stream, function, [blocks, 1, 1], 256, SHARED, [rounds, to])?;
+        launch!(stream, function, [rig.blocks(), 1, 1], 256, SHARED, [rounds, to])?;
         stream.wait()?;
         launches += 1.0;
     }
-    let operations = launches * f64::from(blocks) * WARPS * f64::from(ROUNDS) * OPERATIONS;
+    let operations = launches * f64::from(rig.blocks()) * WARPS * f64::from(ROUNDS) * OPERATIONS;
     Ok(operations / start.elapsed().as_secs_f64())
 }

@@ -272,7 +272,7 @@ fn time(name: &str, settings: &[&str]) -> Outcome<()> {
     let steps = numbers(settings, "tg", &[128])?[0];
     let depths = numbers(settings, "depth", &[0])?;
     let batches = numbers(settings, "batch", &[1])?;
-    let cuda::Peaks { read, operations } = cuda::peaks(0)?;
+    let (read, operations) = (cuda::peak_read(0)?, cuda::peak_operations(0)?);
     println!(
         "{{\"read_bytes_per_second\": {read:.3e}, \"operations_per_second\": {operations:.3e}}}"
     );

@@ -152,22 +152,24 @@ impl BackendName {
         }
     }
 
-    /// What the machine can do at most with this backend's instructions, measured now.
-    pub fn peaks(self, threads: usize, device: usize) -> Result<Peaks> {
+    /// What the machine can do at most with this backend's instructions: what is `known` of it, the rest measured now.
+    pub fn peaks(self, threads: usize, device: usize, known: Peaks) -> Result<Peaks> {
         match self {
             BackendName::Cpu => {
-                let peaks = cpu::peaks::measure(Options::default().class, threads)?;
+                let class = Options::default().class;
+                let read = || cpu::peaks::read(class, threads);
+                let operations = || cpu::peaks::dot(class, threads);
                 let instructions = cpu::peaks::instructions(threads)?.into_iter();
                 let instructions = instructions.map(|(name, rate)| (name.to_owned(), rate));
                 Ok(Peaks {
-                    read: Some(peaks.read),
-                    operations: Some(peaks.dot),
+                    read: Some(known.read.map_or_else(read, Ok)?),
+                    operations: Some(known.operations.map_or_else(operations, Ok)?),
                     instructions: instructions.collect(),
                     handover: if threads > 1 { Some(cpu::peaks::handover()?) } else { None },
                 })
             }
-            BackendName::Cuda => cuda_peaks(device),
-            BackendName::Metal | BackendName::Oracle => Ok(Peaks::default()),
+            BackendName::Cuda => cuda_peaks(device, known),
+            BackendName::Metal | BackendName::Oracle => Ok(known),
         }
     }
 }
@@ -210,14 +212,15 @@ fn prepare_cuda(
 }
 
 #[cfg(feature = "cuda")]
-fn cuda_peaks(device: usize) -> Result<Peaks> {
-    let cuda::Peaks { read, operations } = cuda::peaks(device)?;
-    Ok(Peaks { read: Some(read), operations: Some(operations), ..Peaks::default() })
+fn cuda_peaks(device: usize, known: Peaks) -> Result<Peaks> {
+    let read = known.read.map_or_else(|| cuda::peak_read(device), Ok)?;
+    let operations = known.operations.map_or_else(|| cuda::peak_operations(device), Ok)?;
+    Ok(Peaks { read: Some(read), operations: Some(operations), ..known })
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda_peaks(_device: usize) -> Result<Peaks> {
-    Ok(Peaks::default())
+fn cuda_peaks(_device: usize, known: Peaks) -> Result<Peaks> {
+    Ok(known)
 }
 
 #[cfg(feature = "cuda")]

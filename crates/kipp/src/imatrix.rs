@@ -9,9 +9,8 @@ use engine::{Backend, Batch, KvConfig, KvKind, KvPool, Oracle, Output, Sequence}
 use hub::{Importance, Squares};
 use text::{Special, Tokenizer};
 
-use crate::backends::BackendName;
-use crate::options::ModelOptions;
-use crate::output::{check_target, complain, print, wrong_usage};
+use crate::options;
+use crate::output::{check_target, complain, print};
 
 /// Measures how much each input of a model's matrices matters on a text, for `kipp quantize --imatrix`.
 ///
@@ -19,8 +18,11 @@ use crate::output::{check_target, complain, print, wrong_usage};
 /// several tokens a second at most for the smallest published ones.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelOptions,
+    /// Registry id with an optional :scheme, or a GGUF file; kipp-tiny, which is built in, if left out
+    model: Option<String>,
+    /// Threads; the physical cores that this process may use if left out
+    #[arg(long, env = "KIPP_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// A UTF-8 text
     #[arg(long)]
     text: PathBuf,
@@ -37,16 +39,13 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
-    if !matches!(args.model.backend, BackendName::Cpu | BackendName::Oracle) {
-        return Err(wrong_usage("--backend: expected oracle, which alone shows its inputs"));
-    }
     check_target("--out", &args.out)?;
-    let model = args.model.open()?;
+    let model = options::open(args.model.as_deref())?;
     let name = args.text.display().to_string();
     let text = std::fs::read_to_string(&args.text).with_context(|| name.clone())?;
     let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
     let tokens = tokenizer.encode(&text, Special::Literal);
-    let chunk = (args.chunk as usize).min(args.model.context(&model)?);
+    let chunk = (args.chunk as usize).min(model.spec().context);
     let mut chunks: Vec<&[u32]> = tokens.chunks_exact(chunk).collect();
     if chunks.is_empty() && !tokens.is_empty() {
         chunks.push(&tokens);
@@ -57,7 +56,8 @@ pub fn run(args: Args) -> Result<()> {
     chunks.truncate(args.chunks.unwrap_or(usize::MAX));
 
     let kv = KvConfig::for_positions(chunk, KvKind::Bf16);
-    let mut oracle = Oracle::new(Arc::clone(&model), kv, args.model.threads());
+    let threads = args.threads.map_or_else(cpu::default_threads, usize::from);
+    let mut oracle = Oracle::new(Arc::clone(&model), kv, threads);
     let sums = Arc::new(Mutex::new(BTreeMap::<String, Squares>::new()));
     let seen = Arc::clone(&sums);
     let add = move |layer: usize, matrices: &[&str], inputs: &[f32], tokens: usize| {

@@ -54,11 +54,7 @@ pub enum KvName {
 impl ModelOptions {
     /// Opens the model.
     pub fn open(&self) -> Result<Arc<Model>> {
-        let model = Reference::parse(self.model.as_deref())?.open()?;
-        if matches!(model.origin, Origin::Foreign | Origin::Unproven { .. }) {
-            complain(&format!("weights: {}", origin(&model)));
-        }
-        Ok(model)
+        open(self.model.as_deref())
     }
 
     /// Positions a sequence may have.
@@ -94,6 +90,15 @@ impl ModelOptions {
         let threads = self.threads();
         self.backend.prepare(model, Settings { threads, device, deterministic, metal_class })
     }
+}
+
+/// Opens the model of this name, and says so if nobody vouches for its weights.
+pub fn open(name: Option<&str>) -> Result<Arc<Model>> {
+    let model = Reference::parse(name)?.open()?;
+    if matches!(model.origin, Origin::Foreign | Origin::Unproven { .. }) {
+        complain(&format!("weights: {}", origin(&model)));
+    }
+    Ok(model)
 }
 
 impl KvName {

@@ -19,6 +19,9 @@ use crate::output::{complain, size, wrong_usage};
 use crate::speculation::SpeculationOptions;
 use crate::store::BUILTIN;
 
+/// Contexts as long as the checkpoint allows that a cache is to hold; few are ever full.
+const WHOLE: usize = 4;
+
 /// Serves the model over HTTP.
 #[derive(clap::Args)]
 pub struct Args {
@@ -56,8 +59,10 @@ pub struct Args {
     /// Tokens that one step evaluates at most
     #[arg(long, env = "KIPP_TOKEN_BUDGET", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
     token_budget: u16,
-    /// Bytes for keys and values, e.g. 4096M; if left out, as many as the weights have or four whole contexts
-    /// need, at most half of what is free behind the weights; on a GPU four fifths of what is free there
+    /// Bytes for keys and values, e.g. 4096M. If left out, on an NVIDIA GPU four fifths of what is free there; on
+    /// memory that other programs share (processor, Apple GPU) as many as the matrices would take in 16 bits or the
+    /// contexts need, whichever is more and at most half of what is free: with --ctx one context a request of
+    /// --max-seqs, else four. Where the system does not tell what is free (all but Linux), four contexts
     #[arg(long, env = "KIPP_KV_MEMORY", value_parser = parse_size)]
     kv_memory: Option<usize>,
     /// Largest body of a request in bytes
@@ -131,12 +136,15 @@ impl Args {
         let one = self.model.kv_config(context);
         let most = one.blocks * usize::from(self.max_seqs);
         let each = KvConfig { blocks: 1, ..one }.bytes(layers);
-        // The machine's memory is other programs' too: a cache that dwarfs its model is seldom filled.
+        // The machine's memory is other programs' too: a cache that dwarfs its model is seldom filled, unless with
+        // contexts of a length that somebody chose.
         let shared = self.model.backend != BackendName::Cuda;
-        let modest = (4 * one.bytes(layers)).max(2 * spec.matrix_weights() as u64);
+        let wanted = if self.model.ctx.is_some() { most } else { WHOLE * one.blocks };
+        let wanted = KvConfig { blocks: wanted, ..one }.bytes(layers);
+        let modest = wanted.max(2 * spec.matrix_weights() as u64);
         let room = room.map(|room| if shared { room.min(modest) } else { room });
         let memory = self.kv_memory.map(|bytes| bytes as u64).or(room);
-        let blocks = memory.map_or(4 * one.blocks, |bytes| (bytes / each) as usize).min(most);
+        let blocks = memory.map_or(WHOLE * one.blocks, |bytes| (bytes / each) as usize).min(most);
         let held = blocks * BLOCK;
         let found = memory.map(size).unwrap_or_default();
         if blocks == 0 {
@@ -216,4 +224,41 @@ fn signals() -> Result<(impl Future<Output = ()>, impl Future<Output = ()>)> {
         }
     };
     Ok((reached(1), reached(2)))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use model::Checkpoint;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// Positions in the cache of the 0.6B with these flags and this much memory for it.
+    fn positions(flags: &[&str], room: u64) -> usize {
+        let line = [&["serve", "qwen3-0.6b"], flags].concat();
+        let args = Line::try_parse_from(line).expect("flags").args;
+        let spec = &Checkpoint::find("qwen3-0.6b").expect("registered").spec;
+        let context = args.model.ctx.unwrap_or(spec.context);
+        args.kv(spec, context, Some(room)).expect("room").0.blocks * BLOCK
+    }
+
+    #[test]
+    fn a_cache_holds_the_contexts_that_were_asked_for() {
+        let (plenty, scarce) = (1 << 40, 1 << 30);
+        let whole = Checkpoint::find("qwen3-0.6b").expect("registered").spec.context;
+        assert_eq!(positions(&[], plenty), 4 * whole);
+        assert_eq!(positions(&["--ctx", "4096"], plenty), 32 * 4096);
+        assert_eq!(positions(&["--ctx", "4096", "--max-seqs", "6"], plenty), 6 * 4096);
+        // A GPU's memory is nobody else's.
+        assert_eq!(positions(&["--backend", "cuda"], plenty), 32 * whole);
+        let held = positions(&["--ctx", "4096"], scarce);
+        assert!((4096..32 * 4096).contains(&held), "{held}");
+        assert_eq!(positions(&["--ctx", "4096", "--kv-memory", "1g"], plenty), held);
+    }
 }

@@ -198,8 +198,16 @@ fn where_nothing_can_be_written_nothing_is_begun() {
     }
     let message = refused(&["bench", "--plot", "x.svg"]);
     assert!(message.starts_with("kipp: --plot: expected figures at two depths"), "{message}");
-    let message = refused(&["imatrix", "--backend", "cuda", "--text", "x", "--out", "x"]);
-    assert_eq!(message, "kipp: --backend: expected oracle, which alone shows its inputs");
+}
+
+/// The oracle computes it, and bf16 holds its keys and values: nothing else can be asked for.
+#[test]
+fn imatrix_takes_no_option_that_it_would_not_heed() {
+    for option in [["--backend", "cpu"], ["--kv", "q8_0"], ["--device", "1"]] {
+        let output = run(&[&["imatrix", "--text", "x", "--out", "x"], &option[..]].concat(), b"");
+        assert_eq!(output.status.code(), Some(2), "{option:?}");
+        assert!(stderr(&output).contains("unexpected argument"), "{option:?}: {}", stderr(&output));
+    }
 }
 
 #[test]

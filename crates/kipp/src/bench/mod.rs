@@ -13,6 +13,7 @@ use engine::batch::BLOCK;
 
 use self::measure::Case;
 use self::record::{Entry, Record};
+use crate::backends::Peaks;
 use crate::machine;
 use crate::options::{ModelOptions, SyntheticOptions, parse_size};
 use crate::output::{check_target, print, wrong_usage};
@@ -39,10 +40,10 @@ pub struct Args {
     /// Repetitions of each measurement, after one that does not count
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
-    /// GB/s that the machine reads at most, where kipp does not measure it: on a GPU
+    /// GB/s that the machine reads at most; measured if left out, except on an Apple GPU
     #[arg(long, value_name = "GB/S", value_parser = parse_rate)]
     peak_read: Option<f64>,
-    /// GOP/s that it multiplies and adds at most, where kipp does not measure it
+    /// GOP/s that it multiplies and adds at most; likewise
     #[arg(long, value_name = "GOP/S", value_parser = parse_rate)]
     peak_operations: Option<f64>,
     /// Measure nothing; put these records, written with --json, side by side, the first as the base
@@ -93,10 +94,11 @@ fn measure(args: &Args) -> Result<Record> {
     }
     let blocks = cases.iter().map(|c| c.sequences * c.reach().div_ceil(BLOCK)).max().unwrap_or(0);
     let kv = KvConfig { blocks, ..args.model.kv_config(longest) };
+    // Before the model takes the memory that measuring needs.
+    let known =
+        Peaks { read: args.peak_read, operations: args.peak_operations, ..Peaks::default() };
+    let peaks = args.model.backend.peaks(args.model.threads(), args.model.device, known)?;
     let mut backend = (args.model.prepare(&model)?.make)(kv)?;
-    let mut peaks = args.model.backend.peaks(args.model.threads(), args.model.device)?;
-    peaks.read = args.peak_read.or(peaks.read);
-    peaks.operations = args.peak_operations.or(peaks.operations);
     let kv_position = KvConfig { blocks: 1, ..kv }.bytes(spec.layers) as f64 / BLOCK as f64;
 
     let mut record = Record {
