@@ -243,11 +243,12 @@ struct Running {
         for (int n = 0; n < 2; n++) {
             float p0 = power_of_two(s[n][0] - top), p1 = power_of_two(s[n][1] - top);
             total += p0 + p1;
-            if constexpr (KIND == KV_Q8_0) {
-                p0 *= value_scale[n].x, p1 *= value_scale[n].y;
-                weight += p0 + p1;
-            }
+            if constexpr (KIND == KV_Q8_0) p0 *= value_scale[n].x, p1 *= value_scale[n].y;
             split(p0, p1, p[n][0], p[n][1]);
+            if constexpr (KIND == KV_Q8_0) {  // what is multiplied, not what was rounded to it: 128 times the difference would stay
+                const float2 high = __half22float2(halves(p[n][0])), low = __half22float2(halves(p[n][1]));
+                weight += (high.x + low.x) + (high.y + low.y);
+            }
         }
         if (__any_sync(0xffffffffu, rescale != 1.0f))
 #pragma unroll

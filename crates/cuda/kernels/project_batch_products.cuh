@@ -12,7 +12,7 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
 }
 
 // Nibbles are expanded to weights times 2^-NIBBLE_POWER, so that a scale fits fp16 times what makes a subnormal of them: one AND, and one
-// multiplication with the addition of what is subtracted. Scales may be up to 2^NIBBLE_POWER / 4.
+// multiplication with the addition of what is subtracted. Scales are below 2^NIBBLE_POWER / 4: src/weights.rs refuses others.
 constexpr int NIBBLE_POWER = 4;
 
 // This lane's part of a stage's quantised columns of a warp's 16 rows, as wgmma's A: rows g and, `apart` further, its partner.

@@ -237,7 +237,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Queues the batch that is laid out, up to the copy of its answers to the slot.
+    /// Queues the batch that is laid out, up to its answers in the slot.
     fn queue(&mut self, slot: usize, asked: &[Asked]) -> Result<()> {
         let spec = &self.model.spec;
         let slot = &mut self.slots[slot];

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use engine::BackendError;
 use model::HEAD_DIM;
 
-use crate::driver::{Element, Function, Stream, TensorMap};
+use crate::driver::{Element, Function, Promotion, Stream, TensorMap};
 use crate::kernels::{Heads, each, launch};
 use crate::weights::{Kind, Projection};
 
@@ -259,7 +259,7 @@ pub fn heads_map(w: &Projection, depth: usize) -> Result<TensorMap> {
     let dims = [row / bytes, 8, 2, 8, (w.rows / HEAD_DIM) as u64];
     let strides = [row, 64 * row, 8 * row, HEAD_DIM as u64 * row];
     let part = [(part / bytes) as u32, 8, 2, 8, 1];
-    TensorMap::tensor(w.quants, element, &dims, &strides, &part, true, 256)
+    TensorMap::tensor(w.quants, element, &dims, &strides, &part, true, Promotion::Bytes256)
 }
 
 /// Bytes of what a block of a cluster gets from the others.
@@ -315,8 +315,11 @@ mod tests {
                 {
                     let depth = depth(kind, width);
                     let stage = width * depth * 2 + units * UNIT * kind.row_bytes(depth);
-                    let stages = (ring(kind) - mailbox(then, width, units)) / stage;
-                    assert!(stages >= 2, "{rows} {then} {kind:?} {width}: {stages}");
+                    let half = (kind == Kind::F16 && width <= 32).then_some(HALF_RING);
+                    for ring in [ring(kind)].into_iter().chain(half) {
+                        let stages = (ring - mailbox(then, width, units)) / stage;
+                        assert!(stages >= 2, "{rows} {then} {kind:?} {width} {ring}: {stages}");
+                    }
                 }
                 assert!(then != 1 || ranges <= CLUSTERS, "{rows}: {ranges}");
             }

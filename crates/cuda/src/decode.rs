@@ -8,7 +8,7 @@ use std::sync::Arc;
 use engine::{BackendError, KvKind};
 use model::{HEAD_DIM, KV_HEADS, Spec};
 
-use crate::driver::{Buffer, Context, Element, Function, Stream, TensorMap};
+use crate::driver::{Buffer, Context, Element, Function, Promotion, Stream, TensorMap};
 use crate::forward::BLOCK_ROWS;
 use crate::kernels::{Cache, Kernels};
 use crate::weights::{Kind, Projection, Weights};
@@ -26,8 +26,8 @@ const PANEL: usize = 8;
 const BOX_LINES: usize = 16;
 /// Columns that a warp multiplies at a time.
 const UNIT: usize = 64;
-/// Bytes that the L2 cache fetches at a time: pieces of a line lie rows apart, and 256 bytes would fetch their neighbours too early.
-const PROMOTED: usize = 128;
+/// What the L2 cache fetches at a time: pieces of a line lie rows apart, and 256 bytes would fetch their neighbours too early.
+const PROMOTION: Promotion = Promotion::Bytes128;
 /// Shared memory of a block.
 const SHARED: usize = 232_448;
 /// Parts of a context, at most, and the floats of one head's.
@@ -366,7 +366,7 @@ fn quants_map(p: &Projection, stride: u64, spec: &Spec) -> Result<TensorMap> {
         &[bytes as u64, LINE as u64, stride],
         &[LINE as u32, PANEL as u32, box_lines(p) as u32, 1],
         true,
-        PROMOTED,
+        PROMOTION,
     )
 }
 
@@ -382,7 +382,7 @@ fn scales_map(p: &Projection, stride: u64, spec: &Spec) -> Result<TensorMap> {
         &[words as u64 * 4, stride],
         &[scales_pitch(p) as u32, PANEL as u32, 1],
         false,
-        PROMOTED,
+        PROMOTION,
     )
 }
 
@@ -396,7 +396,7 @@ fn cache_map(spec: &Spec, around: &Surroundings) -> Result<TensorMap> {
         &[LINE as u64 * lines, LINE as u64],
         &[LINE as u32, engine::batch::BLOCK as u32, lines as u32],
         true,
-        PROMOTED,
+        PROMOTION,
     )
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::{num::NonZero, thread};
 
 use engine::BackendError;
-use model::float::f32_to_f16;
+use model::float::{f16_to_f32, f32_to_f16};
 use model::{Matrix, Model, TensorType, Vector};
 
 use crate::driver::{Buffer, Context, Event, Pinned, Stream};
@@ -17,6 +17,9 @@ type Result<T> = std::result::Result<T, BackendError>;
 const PIECE: usize = 32 << 20;
 /// Pieces in flight.
 const PIECES: usize = 3;
+/// The least scale, as fp16, that blocks of 4 bits may not have: 4, which the kernels of batches multiply by 2^14 in fp16
+/// (`kernels/project_batch_products.cuh`).
+const TOO_LARGE: u16 = 0x4400;
 /// Alignment of everything in the allocation.
 const ALIGNMENT: usize = 256;
 
@@ -349,7 +352,7 @@ impl Pipeline {
             for skipped in (0..matrix.rows).step_by(rows_at_once) {
                 let rows = rows_at_once.min(matrix.rows - skipped);
                 let stage = self.stage()?;
-                fill(&mut stage.host[..rows * row_bytes], matrix, handed, skipped);
+                fill(&mut stage.host[..rows * row_bytes], matrix, handed, skipped)?;
                 // SAFETY: at most a piece; it is not touched before its event.
                 unsafe { stream.upload(stage.device.address(), &stage.host, rows * row_bytes)? };
                 let target = Target {
@@ -372,10 +375,15 @@ impl Pipeline {
 }
 
 /// Rows of a matrix from `first` on: as they lie in the file, or decoded and rounded to fp16.
-fn fill(to: &mut [u8], matrix: &Matrix, handed: Handed, first: usize) {
+fn fill(to: &mut [u8], matrix: &Matrix, handed: Handed, first: usize) -> Result<()> {
     let row_bytes = handed.row_bytes(matrix.ty, matrix.cols);
     if handed != Handed::F16 {
-        return copy(to, &matrix.bytes()[first * row_bytes..][..to.len()]);
+        copy(to, &matrix.bytes()[first * row_bytes..][..to.len()]);
+        return if matches!(handed, Handed::Q4_0 | Handed::Q4_1) {
+            check_scales(to, matrix)
+        } else {
+            Ok(())
+        };
     }
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let rows = (to.len() / row_bytes).div_ceil(threads);
@@ -392,6 +400,33 @@ fn fill(to: &mut [u8], matrix: &Matrix, handed: Handed, first: usize) {
             });
         }
     });
+    Ok(())
+}
+
+/// Whether the scales of rows of 4 bits are such that kernels can use them.
+fn check_scales(rows: &[u8], matrix: &Matrix) -> Result<()> {
+    let block = matrix.ty.row_bytes(matrix.ty.block());
+    let largest = |part: &[u8]| {
+        part.chunks_exact(block).map(|b| u16::from_le_bytes([b[0], b[1]]) & 0x7fff).max()
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(8);
+    let part = (rows.len() / block).div_ceil(threads) * block;
+    let found = thread::scope(|scope| {
+        let parts: Vec<_> =
+            rows.chunks(part).map(|part| scope.spawn(move || largest(part))).collect();
+        parts.into_iter().filter_map(|part| part.join().expect("the largest of a part")).max()
+    });
+    match found {
+        Some(found) if found >= TOO_LARGE => Err(BackendError::Unavailable(format!(
+            "scales of a [{}, {}] matrix of {}: expected below {}, found {}",
+            matrix.rows,
+            matrix.cols,
+            matrix.ty,
+            f16_to_f32(TOO_LARGE),
+            f16_to_f32(found),
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Copies with several threads: one alone does not keep up with the bus.
@@ -403,4 +438,36 @@ fn copy(to: &mut [u8], from: &[u8]) {
             scope.spawn(move || to.copy_from_slice(from));
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use model::tensor::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn scales_of_4_bits_have_a_bound() {
+        for ty in [TensorType::Q4_0, TensorType::Q4_1] {
+            let rows = |scale: u16| {
+                let mut rows = vec![0x11; 3 * ty.row_bytes(64)];
+                for block in rows.chunks_exact_mut(ty.row_bytes(32)) {
+                    block[..2].copy_from_slice(&0x2000u16.to_le_bytes());
+                }
+                let last = rows.len() - ty.row_bytes(32);
+                rows[last..last + 2].copy_from_slice(&scale.to_le_bytes());
+                rows
+            };
+            let check = |scale: u16| {
+                let rows = rows(scale);
+                check_scales(&rows, &Matrix::new(ty, 3, 64, Bytes::new(rows.clone())).unwrap())
+            };
+            assert!(check(TOO_LARGE - 1).is_ok());
+            for (scale, named) in [(0x4400, "found 4"), (0xc500, "found 5"), (0x7c00, "found inf")]
+            {
+                let error = check(scale).unwrap_err().to_string();
+                assert!(error.contains("expected below 4") && error.contains(named), "{error}");
+            }
+        }
+    }
 }

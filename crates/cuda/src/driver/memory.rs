@@ -82,7 +82,7 @@ impl std::ops::Deref for Pinned {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: initialised memory of that length, owned by self. A copy in flight into it is awaited by its
+        // SAFETY: initialised memory of that length, owned by self. A copy into it, or a kernel's write, is awaited by its
         // stream's event before anything is read (Backend::collect, the upload pipeline).
         unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
     }

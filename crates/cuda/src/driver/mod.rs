@@ -48,4 +48,4 @@ pub use graph::Graph;
 pub use memory::{Buffer, Pinned};
 pub use module::{Function, Module, kernels_hit};
 pub use stream::{Event, Stream};
-pub use tensor_map::{Element, TensorMap};
+pub use tensor_map::{Element, Promotion, TensorMap};

@@ -17,6 +17,15 @@ pub enum Element {
     U8,
 }
 
+/// What the L2 cache fetches at once for a copy.
+#[derive(Debug, Clone, Copy)]
+pub enum Promotion {
+    /// 128 bytes.
+    Bytes128,
+    /// 256 bytes.
+    Bytes256,
+}
+
 /// How the copy engine of Hopper finds boxes of a tensor; kernels take it by value.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
@@ -45,12 +54,12 @@ impl TensorMap {
         let dims = shape.map(|n| n as u64);
         let part = part.map(|n| n as u32);
         let (dims, part) = ([dims[1], dims[0]], [part[1], part[0]]);
-        Self::tensor(address, element, &dims, &[dims[0] * bytes], &part, true, 256)
+        Self::tensor(address, element, &dims, &[dims[0] * bytes], &part, true, Promotion::Bytes256)
     }
 
     /// Boxes of `part` elements of a tensor of `dims` elements, the first dimension contiguous and the others `strides`
-    /// bytes apart; `swizzled` as above by the first dimension of `part`, or plain. The L2 cache fetches `promoted` bytes at
-    /// a time, 128 or 256.
+    /// bytes apart; `swizzled` as above by the first dimension of `part`, or plain. The L2 cache fetches as much at
+    /// a time as `promotion` says.
     pub fn tensor(
         address: u64,
         element: Element,
@@ -58,7 +67,7 @@ impl TensorMap {
         strides: &[u64],
         part: &[u32],
         swizzled: bool,
-        promoted: usize,
+        promotion: Promotion,
     ) -> Result<Self> {
         use sys::CUtensorMapDataType::*;
         use sys::CUtensorMapSwizzle::*;
@@ -73,9 +82,9 @@ impl TensorMap {
             _ => CU_TENSOR_MAP_SWIZZLE_NONE,
         };
         use sys::CUtensorMapL2promotion::*;
-        let promotion = match promoted {
-            128 => CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            _ => CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        let promotion = match promotion {
+            Promotion::Bytes128 => CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            Promotion::Bytes256 => CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         };
         let rank = dims.len();
         assert!(strides.len() + 1 == rank && part.len() == rank && rank <= 5);
