@@ -12,9 +12,14 @@ pub fn run(data: &[u8]) {
     let pieces: Vec<String> = characters.chunks(size).map(|piece| piece.iter().collect()).collect();
     let whole = [answer.to_string()];
 
+    let begin = match how & 24 {
+        0 => Begin::Inside,
+        8 => Begin::MayThink,
+        _ => Begin::Answer,
+    };
     let stops = ["\n\n", "</", "a<tool", "<tool_call>\n"];
-    let stopped = |pieces: &[String]| {
-        let mut watch = StopStrings::new(stops.iter().map(|stop| stop.to_string()));
+    let watch = StopStrings::new(stops.iter().map(|stop| stop.to_string()));
+    let stopped = |pieces: &[String], mut watch: StopStrings| {
         let mut out = String::new();
         for piece in pieces {
             if let Some(stop) = watch.push(piece, &mut out).map(str::to_owned) {
@@ -24,13 +29,10 @@ pub fn run(data: &[u8]) {
         let stop = watch.finish(&mut out).map(str::to_owned);
         (out, stop)
     };
-    assert_eq!(stopped(&pieces), stopped(&whole));
+    for watch in [watch.clone(), watch.behind_thought(begin)] {
+        assert_eq!(stopped(&pieces, watch.clone()), stopped(&whole, watch));
+    }
 
-    let begin = match how & 24 {
-        0 => Begin::Inside,
-        8 => Begin::MayThink,
-        _ => Begin::Answer,
-    };
     let split = |pieces: &[String]| {
         let (mut thinking, mut parts) = (Thinking::new(begin), Parts::default());
         pieces.iter().for_each(|piece| thinking.push(piece, &mut parts));

@@ -92,7 +92,7 @@ impl Job {
             usage: Usage { prompt: prompt.len(), ..Usage::default() },
             sequence: Sequence::new(prompt),
             decoder: Decoder::new(vocabulary, true),
-            stops: StopStrings::new(request.stop_texts.iter().cloned()),
+            stops: std::mem::take(&mut request.stops),
             stopped: None,
             prompt_scores: Vec::new(),
             planned: VecDeque::new(),

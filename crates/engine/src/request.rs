@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
+use text::StopStrings;
+
 use crate::batch::Choice;
 use crate::sampling::SamplingParams;
 
@@ -22,7 +24,7 @@ pub struct Request {
     /// Tokens that end the answer; they are counted but give no text.
     pub stop_tokens: Vec<u32>,
     /// Texts that end the answer; neither they nor anything after them is emitted.
-    pub stop_texts: Vec<String>,
+    pub stops: StopStrings,
     /// Alternatives to list beside each token.
     pub top: usize,
     /// Whether to score the prompt's own tokens first.
@@ -44,7 +46,7 @@ impl Request {
             sampling: SamplingParams::default(),
             bias: Arc::new([]),
             stop_tokens: Vec::new(),
-            stop_texts: Vec::new(),
+            stops: StopStrings::default(),
             top: 0,
             score_prompt: false,
             constraint: None,

@@ -12,6 +12,7 @@ use engine::{
     Settings,
 };
 use model::Vocabulary;
+use text::StopStrings;
 
 const VOCAB: usize = 8192;
 const STOP: u32 = 8168;
@@ -184,7 +185,8 @@ fn stops_end_an_answer() {
     let settings = Settings { max_running: 4, token_budget: 64, context: 1024 };
     let mut engine = Engine::new(Box::new(Scripted::new(limits, script)), vocabulary, settings);
     let by_token = submit(&mut engine, |r| Request { stop_tokens: vec![STOP], ..r });
-    let by_text = submit(&mut engine, |r| Request { stop_texts: vec!["o bl".into()], ..r });
+    let stops = StopStrings::new(["o bl".to_owned()]);
+    let by_text = submit(&mut engine, |r| Request { stops, ..r });
     let by_length = submit(&mut engine, |r| Request { max_tokens: 2, ..r });
     let nothing = submit(&mut engine, |r| Request { max_tokens: 0, ..r });
     let ignored = submit(&mut engine, |r| Request { max_tokens: 5, ..r });

@@ -12,6 +12,7 @@ use engine::{
     RequestId, SamplingParams, Scripted, Settings, Speculation,
 };
 use model::{Model, Scheme, Vocabulary};
+use text::StopStrings;
 
 const VOCAB: usize = 8192;
 
@@ -121,7 +122,10 @@ fn ask(kind: usize) -> Request {
             Request { sampling, top: 3, bias: [(7, 50.0)].into(), ..request }
         }
         6 => Request { stop_tokens: (0..400).collect(), ..request },
-        _ => Request { stop_texts: vec!["e".into(), "ing".into()], top: 1, ..request },
+        _ => {
+            let stops = StopStrings::new(["e", "ing"].map(str::to_owned));
+            Request { stops, top: 1, ..request }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use engine::request::{Event, FinishReason, Finished};
 use engine::{Engine, Request, Settings};
 use serde_json::json;
-use text::{Special, Tokenizer};
+use text::{Special, StopStrings, Tokenizer};
 
 use crate::interrupt;
 use crate::options::{ModelOptions, SamplingOptions, SyntheticOptions};
@@ -80,7 +80,7 @@ pub fn run(args: Args) -> Result<()> {
         max_tokens: args.max_tokens,
         sampling: params,
         stop_tokens: if args.ignore_eos { Vec::new() } else { stops },
-        stop_texts: args.stop.clone(),
+        stops: StopStrings::new(args.stop.iter().cloned()),
         ..Request::new(prompt, Box::new(sink))
     })?;
     let interrupted = interrupt::flag()?;

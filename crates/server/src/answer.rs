@@ -189,6 +189,9 @@ impl Answers {
             let usage = Usage { prompt: ask.prompt.len(), ..Usage::default() };
             let mut request =
                 ask.params.request(ask.choice, ask.prompt, constraint, deadline, sink);
+            if ask.splitter.thinking.is_some() {
+                request.stops = request.stops.behind_thought(ask.begin);
+            }
             request.top = ask.top;
             request.score_prompt = ask.score_prompt;
             choices.push(request);

@@ -8,6 +8,7 @@ use engine::philox::random_seed;
 use engine::request::{Constraint, Sink};
 use engine::{Request, SamplingParams};
 use serde_json::value::RawValue;
+use text::StopStrings;
 
 use crate::app::Card;
 use crate::error::{ApiError, Result};
@@ -108,7 +109,7 @@ impl Params {
             sampling: SamplingParams { seed, ..self.sampling.clone() },
             bias: Arc::clone(&self.bias),
             stop_tokens: self.stop_tokens.clone(),
-            stop_texts: self.stop_texts.clone(),
+            stops: StopStrings::new(self.stop_texts.iter().cloned()),
             constraint,
             deadline: Some(deadline),
             ..Request::new(prompt, sink)

@@ -307,6 +307,30 @@ fn st03_odd_stop_values() {
     }
 }
 
+/// As evaluations ask: with stop texts that every thought is full of, and that stand behind it too.
+#[test]
+fn stop_texts_count_in_what_is_said() {
+    let thought = "first\n\nQuestion: second";
+    let said = format!("<think>\n{thought}\n</think>\n\nhi\n\nthere");
+    let server = serve(chat_reply(ids(&said)));
+    let body = json!({"messages": user("Q"), "stop": ["\n\n", "Question:"], "temperature": 0});
+    let (content, reasoning, _, finish) = chat_both(&server, &body);
+    assert_eq!((content.as_str(), reasoning.as_str(), finish.as_str()), ("hi", thought, "stop"));
+    let answer = server.ok(
+        "/v1/messages",
+        json!({
+            "messages": user("Q"), "stop_sequences": ["\n\n"], "max_tokens": 100, "temperature": 0,
+            "thinking": {"type": "enabled"},
+        }),
+    );
+    assert_eq!(answer["content"][1]["text"], "hi");
+    assert_eq!(answer["stop_sequence"], "\n\n");
+    // A completion is one text, whatever stands in it.
+    let server = serve(reply(ids(&said)));
+    let body = json!({"prompt": "Hello", "stop": ["\n\n"], "max_tokens": 40, "temperature": 0});
+    assert_eq!(completion_both(&server, &body).0, "<think>\nfirst");
+}
+
 #[test]
 fn st05_where_the_text_is_cut() {
     let cases: [(&[&str], Value, &str); 3] = [

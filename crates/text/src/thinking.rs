@@ -178,3 +178,39 @@ impl Thinking {
         }
     }
 }
+
+/// Finds where what is said begins, for whoever wants an answer's text as it is, and the thought apart from it.
+#[derive(Debug, Clone)]
+pub struct Said {
+    thinking: Thinking,
+    /// Text of which it is open whether it opens a thought.
+    held: String,
+}
+
+impl Said {
+    /// Starts an answer. One that opens no thought is said from its beginning; nothing is held back in case that
+    /// the end of one comes.
+    pub fn new(begin: Begin) -> Self {
+        let begin = if begin == Begin::Inside { begin } else { Begin::Answer };
+        Self { thinking: Thinking::new(begin), held: String::new() }
+    }
+
+    /// Takes the next text: what belongs to the thought goes to `thought`, tags and line ends with it, what is said
+    /// to `said`.
+    pub fn push(&mut self, text: &str, thought: &mut String, said: &mut String) {
+        let mut parts = Parts::default();
+        self.thinking.push(text, &mut parts);
+        self.held.push_str(text);
+        if !self.thinking.may_begin() {
+            let (before, behind) = self.held.split_at(self.held.len() - parts.content.len());
+            thought.push_str(before);
+            said.push_str(behind);
+            self.held.clear();
+        }
+    }
+
+    /// Ends the answer: what opened no thought is said.
+    pub fn finish(&mut self, said: &mut String) {
+        said.push_str(&std::mem::take(&mut self.held));
+    }
+}

@@ -13,7 +13,10 @@ use text::{Begin, StopStrings, Thinking, ToolCalls};
 
 /// Runs pieces through the stop strings: what left at each piece, and the string that ended it.
 fn stopped(pieces: &[&str], stops: &[&str]) -> (Vec<String>, Option<String>) {
-    let mut watch = StopStrings::new(stops.iter().map(|stop| stop.to_string()));
+    watched(pieces, StopStrings::new(stops.iter().map(|stop| stop.to_string())))
+}
+
+fn watched(pieces: &[&str], mut watch: StopStrings) -> (Vec<String>, Option<String>) {
     let mut deltas = Vec::new();
     for piece in pieces {
         let mut delta = String::new();
@@ -68,6 +71,40 @@ fn the_string_that_starts_first_wins_however_the_text_is_cut() {
     for pieces in [&["xBCDF"][..], &["xBCD", "F"], &["xBCD"]] {
         let (deltas, stop) = stopped(pieces, &["CD", "BCDE"]);
         assert_eq!((deltas.concat().as_str(), stop.as_deref()), ("xB", Some("CD")));
+    }
+}
+
+/// A thought may hold a stop string, and one may lie between it and what is said.
+#[test]
+fn stop_strings_are_looked_for_behind_a_thought() {
+    let (answer, inside, may) = (Begin::Answer, Begin::Inside, Begin::MayThink);
+    for (begin, text, left, stops) in [
+        (may, "<think>\na\n\nb\n</think>\n\nc\n\nd", "<think>\na\n\nb\n</think>\n\nc", true),
+        (answer, " <think>\n\n</think>\n\nc\n\nd", " <think>\n\n</think>\n\nc", true),
+        (inside, "a\n\nb</thin</think>c\n\nd", "a\n\nb</thin</think>c", true),
+        (inside, "a\n\nb", "a\n\nb", false),
+        (inside, "a</think>\n\n", "a</think>\n\n", false),
+        (may, "<think>a\n\n", "<think>a\n\n", false),
+        // Nothing was thought: all is said, also what could have opened a thought.
+        (may, "a\n\nb", "a", true),
+        (may, "a<think>b\n\nc", "a<think>b", true),
+        (may, "\n\na", "", true),
+        (may, "\n\n", "", true),
+        (may, "<thi\n\n", "<thi", true),
+        (may, "<thi", "<thi", false),
+    ] {
+        let expected = (left.to_owned(), stops.then(|| "\n\n".to_owned()));
+        let found = |pieces: &[&str]| {
+            let watch = StopStrings::new(["\n\n".to_owned()]).behind_thought(begin);
+            let (deltas, stop) = watched(pieces, watch);
+            (deltas.concat(), stop)
+        };
+        assert_eq!(found(&[text]), expected, "{text:?}");
+        for cut in (0..=text.len()).filter(|&cut| text.is_char_boundary(cut)) {
+            let (left, right) = text.split_at(cut);
+            assert_eq!(found(&[left, right]), expected, "{left:?} {right:?}");
+        }
+        assert_eq!(found(&text.split("").collect::<Vec<_>>()), expected, "{text:?}");
     }
 }
 
