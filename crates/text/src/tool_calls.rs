@@ -126,17 +126,16 @@ impl ToolCalls {
     }
 }
 
-/// Reads the JSON of a call. Arguments may be missing or null, or be JSON text in a string.
+/// Reads the JSON of a call. Arguments may be missing, null or empty, or be JSON text in a string; some models call
+/// them parameters, as the functions on offer do.
 fn parse(json: &str) -> Option<ToolCall> {
     let members: BTreeMap<String, &RawValue> = serde_json::from_str(json).ok()?;
     let name = serde_json::from_str(members.get("name")?.get()).ok()?;
-    let arguments = members.get("arguments").map(|arguments| arguments.get());
-    let arguments = arguments.filter(|&arguments| arguments != "null").unwrap_or("{}");
-    let arguments = match serde_json::from_str::<String>(arguments) {
-        Ok(text) => text,
-        Err(_) => arguments.to_owned(),
-    };
+    let given = ["arguments", "parameters"].map(|key| members.get(key).map(|value| value.get()));
+    let given = given.into_iter().flatten().find(|&value| value != "null").unwrap_or_default();
+    let text = serde_json::from_str::<String>(given).unwrap_or_else(|_| given.to_owned());
+    let call = ToolCall::new(name, text);
     // Read whole: half a surrogate pair deep inside is text that no reader could take.
-    let is_object = serde_json::from_str::<Map<String, Value>>(&arguments).is_ok();
-    is_object.then_some(ToolCall { name, arguments })
+    let is_object = serde_json::from_str::<Map<String, Value>>(&call.arguments).is_ok();
+    is_object.then_some(call)
 }

@@ -125,6 +125,23 @@ fn both_encodings_agree_where_nobody_spells_a_token() {
     }
 }
 
+/// Clients send calls without arguments back in more ways than models write them.
+#[test]
+fn no_arguments_are_an_empty_object() {
+    let prompt = |arguments: Value| {
+        let request = json!({"messages": [
+            {"role": "user", "content": "Q"},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]},
+        ]});
+        parse(&request).render(Variant::Instruct).expect("a prompt").text().to_owned()
+    };
+    let written = prompt(json!({}));
+    assert!(written.contains("\"arguments\": {}}"), "{written}");
+    for arguments in [json!("{}"), json!(""), json!(" \n"), json!(null)] {
+        assert_eq!(prompt(arguments), written);
+    }
+}
+
 #[test]
 fn variants_differ_in_their_thoughts() {
     let request = json!({

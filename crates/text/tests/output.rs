@@ -254,6 +254,9 @@ fn case_of_argument_shapes() {
     let call = |json: &str| format!("<tool_call>{json}</tool_call>");
     expect_events(&call(r#"{"name": "f"}"#), &[called("f", "{}")]);
     expect_events(&call(r#"{"name": "f", "arguments": null}"#), &[called("f", "{}")]);
+    expect_events(&call(r#"{"name": "f", "arguments": ""}"#), &[called("f", "{}")]);
+    let alias = r#"{"name": "f", "parameters": {"a": 1}}"#;
+    expect_events(&call(alias), &[called("f", r#"{"a": 1}"#)]);
     expect_events(
         &call(r#"{"arguments": "{\"a\": 1}", "name": "f"}"#),
         &[called("f", r#"{"a": 1}"#)],

@@ -40,7 +40,8 @@ pub fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()
                 said = true;
             }
             ("thinking", Role::Assistant) => {
-                turn.reasoning = block.string("thinking")?;
+                let thought = block.string("thinking")?.unwrap_or_default();
+                turn.reasoning.get_or_insert_default().push_str(&thought);
                 said = true;
             }
             // Another provider's thoughts, which only it can read.
@@ -48,12 +49,11 @@ pub fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()
             ("tool_use", Role::Assistant) => {
                 let name = parse(block.require("name")?, &block.path("name"), "a name")?;
                 let mut arguments = String::new();
-                match block.take("input") {
+                if let Some(input) = block.take("input") {
                     // As the model itself writes it, whatever spaces the client put between.
-                    Some(input) => write_python(input, &mut arguments)?,
-                    None => arguments.push_str("{}"),
+                    write_python(input, &mut arguments)?;
                 }
-                turn.tool_calls.push(ToolCall { name, arguments });
+                turn.tool_calls.push(ToolCall::new(name, arguments));
                 said = true;
             }
             ("tool_result", Role::User) => {

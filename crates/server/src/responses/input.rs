@@ -31,14 +31,14 @@ pub fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>> {
             }
             "function_call" => {
                 let name = parse(item.require("name")?, &item.path("name"), "a name")?;
-                let arguments = item.string("arguments")?.unwrap_or_else(|| "{}".into());
+                let arguments = item.string("arguments")?.unwrap_or_default();
                 // Calls belong to what the assistant said before them.
                 if messages.last().is_none_or(|last| last.role != Role::Assistant) {
                     let reasoning = thought.take();
                     messages.push(Message { reasoning, ..Message::new(Role::Assistant, "") });
                 }
                 if let Some(last) = messages.last_mut() {
-                    last.tool_calls.push(ToolCall { name, arguments });
+                    last.tool_calls.push(ToolCall::new(name, arguments));
                 }
             }
             "function_call_output" => {

@@ -42,6 +42,14 @@ pub struct ToolCall {
     pub arguments: String,
 }
 
+impl ToolCall {
+    /// A call. Where nothing is passed, some write an empty text for what models write as `{}`.
+    pub fn new(name: String, arguments: String) -> Self {
+        let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
+        Self { name, arguments }
+    }
+}
+
 /// How a prompt ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {

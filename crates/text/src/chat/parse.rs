@@ -111,18 +111,18 @@ fn content(message: &Object<'_>) -> Result<String, Error> {
     }
 }
 
-/// A call, with or without the `function` wrapper; arguments may be JSON text or a value.
+/// A call, with or without the `function` wrapper; arguments may be JSON text, a value or null.
 fn tool_call(value: &RawValue, at: String) -> Result<ToolCall, Error> {
     let mut call = Object::read(value, at)?;
     if let Some(function) = call.get("function") {
         call = Object::read(function, call.path("function"))?;
     }
-    let arguments = call.member("arguments")?;
-    let arguments = match arguments.get().starts_with('"') {
-        true => call.string("arguments")?,
-        false => python(arguments)?,
+    let arguments = match call.member("arguments")? {
+        text if text.get().starts_with('"') => call.string("arguments")?,
+        value if value.get() == "null" => String::new(),
+        value => python(value)?,
     };
-    Ok(ToolCall { name: call.string("name")?, arguments })
+    Ok(ToolCall::new(call.string("name")?, arguments))
 }
 
 fn python(value: &RawValue) -> Result<String, Error> {
