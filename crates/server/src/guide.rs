@@ -105,18 +105,22 @@ pub fn json_or_calls_grammar(schema: &Value, functions: &[(&str, Value)]) -> Str
 /// One call or more, in Lark's notation.
 const CALLS: &str = "call (\"\\n\" call)*";
 
+/// The rules of `call`. The arguments of each function have a rule of their own, because what a schema refers to
+/// with `#` is the schema itself. They are an object, also where the schema does not say so.
 fn call_rules(functions: &[(&str, Value)]) -> String {
-    let call = |(name, parameters): &(&str, Value)| {
-        json!({
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": parameters},
-            "required": ["name", "arguments"],
-            "additionalProperties": false,
-        })
+    let rule = |(number, (name, parameters)): (usize, &(&str, Value))| {
+        let begin = Value::from(format!("{{\"name\": {}, \"arguments\": ", Value::from(*name)));
+        let mut schema = spaced(parameters);
+        schema["type"] = "object".into();
+        format!(
+            "function{number}: {begin} arguments{number} \"}}\"\narguments{number}: %json {schema}\n"
+        )
     };
-    let calls: Vec<Value> = functions.iter().map(call).collect();
-    let schema = spaced(&json!({"anyOf": calls}));
-    format!("call: <tool_call> \"\\n\" object \"\\n\" </tool_call>\nobject: %json {schema}\n")
+    let rules: String = functions.iter().enumerate().map(rule).collect();
+    let names: Vec<String> =
+        (0..functions.len()).map(|number| format!("function{number}")).collect();
+    let any = names.join(" | ");
+    format!("call: <tool_call> \"\\n\" ({any}) \"\\n\" </tool_call>\n{rules}")
 }
 
 /// One space behind colons and commas and no other white space: that is what the models know, and a

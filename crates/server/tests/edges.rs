@@ -164,6 +164,55 @@ fn a_schema_leaves_room_for_calls() {
     assert!(answer(calls, &none)["message"].get("tool_calls").is_none());
 }
 
+/// Schemas of arguments as programs write them: parts that are referred to, and no word of an object.
+#[test]
+fn forced_calls_follow_any_schema_of_an_object() {
+    let city = json!({
+        "$defs": {"City": {"enum": ["Rome", "Zürich"]}, "Stop": {
+            "type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "required": ["city"],
+            "additionalProperties": false,
+        }},
+        "type": "object", "properties": {"stop": {"$ref": "#/$defs/Stop"}}, "required": ["stop"],
+        "additionalProperties": false,
+    });
+    let tree = json!({
+        "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"],
+        "additionalProperties": false,
+    });
+    let open = json!({"properties": {"n": {"type": "integer"}}, "additionalProperties": false});
+    let server = serve(Box::new(|_| None));
+    for (name, parameters) in [
+        ("trip", city.clone()),
+        ("tree", tree),
+        ("open", open),
+        ("null", json!({"type": ["object", "null"], "maxProperties": 0})),
+        ("quo\"te", json!({"anyOf": [{"type": "object", "maxProperties": 0}, {"type": "array"}]})),
+    ] {
+        let tool = |name: &str, parameters: &Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+        let named = json!({"type": "function", "function": {"name": name}});
+        for choice in [json!("required"), named] {
+            for seed in 0..4 {
+                let tools = [tool(name, &parameters), tool(name, &parameters)];
+                let answer = server.ok(CHAT, chat(json!({
+                    "tools": tools, "tool_choice": choice, "max_tokens": 400, "temperature": 1, "seed": seed,
+                    "parallel_tool_calls": false,
+                })));
+                let choice = &answer["choices"][0];
+                assert_eq!(choice["finish_reason"], "tool_calls", "{parameters}: {choice}");
+                let function = &choice["message"]["tool_calls"][0]["function"];
+                assert_eq!(function["name"], name);
+                let arguments = function["arguments"].as_str().expect("a text");
+                let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+                assert!(arguments.is_object(), "{arguments}");
+                if parameters == city {
+                    let city = arguments["stop"]["city"].as_str();
+                    assert!(city == Some("Rome") || city == Some("Zürich"), "{arguments}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn schemas_that_cannot_be_followed_are_the_clients_fault() {
     let server = serve(chat_reply(ids("hi")));
