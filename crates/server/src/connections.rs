@@ -53,6 +53,8 @@ struct Connection {
     /// Requests so far that have arrived whole: a connection that was of use is kept before one that never
     /// was.
     served: AtomicU64,
+    /// Whether the body of the last request was not read to its end.
+    unread: Arc<AtomicBool>,
     close: Notify,
 }
 
@@ -66,6 +68,7 @@ impl Busy {
     /// Notes that the whole request is here.
     pub fn is_whole(&self) {
         if !self.whole.swap(true, Ordering::AcqRel) {
+            self.connection.unread.store(false, Ordering::Release);
             self.connection.requests.fetch_add(1, Ordering::AcqRel);
             self.connection.served.fetch_add(1, Ordering::Relaxed);
         }
@@ -154,9 +157,11 @@ async fn serve<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    let stream = Stall::new(stream, WRITE_TIME, Arc::clone(&connection.unread));
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
         let whole = AtomicBool::new(false);
+        connection.unread.store(true, Ordering::Release);
         let busy = Arc::new(Busy { connection: Arc::clone(&connection), whole });
         if request.body().is_end_stream() {
             busy.is_whole();
@@ -173,7 +178,7 @@ async fn serve<S>(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(Stall::new(stream, WRITE_TIME)), service);
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     // How a client ends a connection is no news.
     tokio::select! {

@@ -1,28 +1,39 @@
-//! A stream that fails when its peer takes nothing for too long, so that a reader that stopped reading does
-//! not hold its request, and what that holds, for ever.
+//! A stream whose peer can neither hold it up nor lose its answer: it fails when the peer takes nothing for too
+//! long, so that a reader that stopped reading does not hold its request for ever, and it ends only when a peer
+//! that is still sending has had the time to read.
 
 use std::future::Future;
 use std::io::{Error, ErrorKind, Result};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
+/// How long what a peer still sends is thrown away. Were it left unread, the system would reset the connection,
+/// and with it an answer that the peer has not read: why its request was not taken.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// See the module.
 pub struct Stall<S> {
     stream: S,
     limit: Duration,
-    /// Runs from the first write that had to wait.
+    /// Whether the peer may still be sending what nobody wants.
+    unwanted: Arc<AtomicBool>,
+    /// Runs from the first write that had to wait, and from the end of what is written.
     timer: Pin<Box<Sleep>>,
     waiting: bool,
+    closed: bool,
 }
 
 impl<S> Stall<S> {
     /// Gives the peer `limit` for each write.
-    pub fn new(stream: S, limit: Duration) -> Self {
-        Stall { stream, limit, timer: Box::pin(sleep(limit)), waiting: false }
+    pub fn new(stream: S, limit: Duration, unwanted: Arc<AtomicBool>) -> Self {
+        let timer = Box::pin(sleep(limit));
+        Stall { stream, limit, unwanted, timer, waiting: false, closed: false }
     }
 
     /// Passes a write's outcome on, unless it has been waiting too long.
@@ -50,7 +61,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stall<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Stall<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stall<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -66,7 +77,20 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stall<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let outcome = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.watch(cx, outcome)
+        if !self.closed {
+            let outcome = Pin::new(&mut self.stream).poll_shutdown(cx);
+            ready!(self.watch(cx, outcome))?;
+            self.closed = true;
+            self.timer.as_mut().reset(Instant::now() + LINGER);
+        }
+        let mut space = [0; 8 << 10];
+        while self.unwanted.load(Ordering::Acquire) && self.timer.as_mut().poll(cx).is_pending() {
+            let mut unread = ReadBuf::new(&mut space);
+            match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut unread)) {
+                Ok(()) if !unread.filled().is_empty() => {}
+                _ => break,
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 }

@@ -106,6 +106,38 @@ fn huge_heads_and_bodies() {
     assert_eq!(server.get("/health").status, 200);
 }
 
+/// A client that sends all before it reads learns why its request was not taken.
+#[test]
+fn a_refusal_is_read_by_who_is_still_sending() {
+    let mut setup = Setup::default();
+    setup.config.api_keys = vec!["key".into()];
+    let server = serve_with(reply(ids(" red")), setup);
+    let large = vec![b'a'; 24 << 20];
+    let length = format!("Content-Length: {}\r\n", large.len());
+    let chunked = "Transfer-Encoding: chunked\r\n".to_owned();
+    let key = "Authorization: Bearer key\r\n";
+    for (path, headers, status) in [
+        (PATH, format!("{key}{length}"), 413),
+        (PATH, format!("{key}{chunked}"), 413),
+        (PATH, length.clone(), 401),
+        ("/nowhere", format!("{key}{length}"), 404),
+    ] {
+        let mut stream = server.connect();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n");
+        stream.write_all(head.as_bytes()).expect("write");
+        for part in large.chunks(1 << 20) {
+            if headers.contains("chunked") {
+                stream.write_all(b"100000\r\n").expect("write");
+                stream.write_all(part).expect("write");
+                stream.write_all(b"\r\n").expect("write");
+            } else {
+                stream.write_all(part).expect("write");
+            }
+        }
+        assert_eq!(read_response(&mut stream, false).status, status, "{path} {headers}");
+    }
+}
+
 #[test]
 fn ht03_slow_readers_hold_up_only_themselves() {
     let server = serve_digest(Setup { max_running: 32, ..Setup::default() });
