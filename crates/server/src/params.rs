@@ -46,7 +46,10 @@ impl Params {
         let d = defaults;
         let sampling = SamplingParams {
             temperature: fields.number("temperature")?.unwrap_or(d.temperature),
-            top_p: fields.number("top_p")?.unwrap_or(d.top_p),
+            // OpenAI's API begins at 0, which keeps the best token as the least share does.
+            top_p: fields.number("top_p")?.map_or(d.top_p, |p| {
+                if (0.0..f32::MIN_POSITIVE).contains(&p) { f32::MIN_POSITIVE } else { p }
+            }),
             top_k: fields.whole("top_k", 0)?.map_or(d.top_k, |k| k.min(u32::MAX as usize) as u32),
             min_p: fields.number("min_p")?.unwrap_or(d.min_p),
             repetition_penalty: fields

@@ -199,6 +199,40 @@ fn lp03_echo_scores_the_prompt() {
     }
 }
 
+/// A drawn token has its place among the alternatives, also where it is none of the best.
+#[test]
+fn the_drawn_token_is_among_its_alternatives() {
+    let server = blank();
+    for top in 0..3 {
+        let body = json!({
+            "prompt": "Hello", "echo": true, "logprobs": top, "max_tokens": 8, "temperature": 1,
+            "seed": 1, "top_k": 0, "top_p": 1,
+        });
+        let logprobs = server.ok(COMPLETIONS, body)["choices"][0]["logprobs"].clone();
+        let list = |key: &str| logprobs[key].as_array().expect("a list").clone();
+        let (tokens, own, alternatives) =
+            (list("tokens"), list("token_logprobs"), list("top_logprobs"));
+        assert_eq!((tokens.len(), &alternatives[0]), (9, &Value::Null));
+        for i in 1..9 {
+            let found = alternatives[i].as_object().expect("alternatives");
+            assert_eq!(found[tokens[i].as_str().expect("a token")], own[i]);
+            assert!(found.len() == top || found.len() == top + 1, "{found:?}");
+        }
+    }
+}
+
+/// OpenAI's API begins at 0: the best token alone.
+#[test]
+fn the_least_nucleus_is_the_best_token() {
+    let server = serve(Box::new(|_| Some(9707)));
+    for top_p in ["0", "0.0", "-0.0", "1e-40", "1e-30"] {
+        let body = format!(
+            "{{\"prompt\":\"x\",\"max_tokens\":4,\"temperature\":50,\"top_k\":0,\"top_p\":{top_p}}}"
+        );
+        assert_eq!(text(&server.ok(COMPLETIONS, body)), "HelloHelloHelloHello", "{top_p}");
+    }
+}
+
 #[test]
 fn ap01_usage_comes_last_and_only_if_asked_for() {
     let server = serve(Box::new(|_| Some(2518)));

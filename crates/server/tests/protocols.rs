@@ -206,6 +206,7 @@ fn responses_of_openai() {
     let (name, last) = events.last().expect("an event");
     assert_eq!(name, "response.completed");
     assert_eq!(last["response"]["output"][1]["content"][0]["text"], "hi there");
+    assert_eq!((&answer["temperature"], &answer["top_p"]), (&json!(0.6), &json!(0.95)));
     let cut = server.ok("/v1/responses", json!({"input": "Q", "max_output_tokens": 3}));
     assert_eq!(cut["status"], "incomplete");
     assert_eq!(cut["output"][0]["status"], "incomplete");

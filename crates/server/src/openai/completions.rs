@@ -79,7 +79,7 @@ fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Completions, bool)> {
     let logs = prompts.iter().flat_map(|prompt| {
         let echoed = echo.then(|| prompt.clone());
         let tokenizer = card.tokenizer;
-        (0..choices).map(move |_| Log::new(tokenizer, echoed.clone(), top))
+        (0..choices).map(move |_| Log::new(tokenizer, echoed.clone(), top.is_some()))
     });
     let writer = Completions {
         head: Head::new("cmpl-", &card.id, include_usage),
@@ -143,17 +143,17 @@ struct Log {
     tokenizer: &'static Tokenizer,
     /// The prompt, until it was echoed.
     echo: Option<Prompt>,
-    /// Alternatives wanted, if logprobs are.
-    top: Option<usize>,
+    /// Whether logprobs are wanted.
+    wanted: bool,
     decoder: Decoder,
     /// Characters so far.
     offset: usize,
 }
 
 impl Log {
-    fn new(tokenizer: &'static Tokenizer, echo: Option<Prompt>, top: Option<usize>) -> Self {
+    fn new(tokenizer: &'static Tokenizer, echo: Option<Prompt>, wanted: bool) -> Self {
         let decoder = Decoder::new(tokenizer.vocabulary(), false);
-        Log { tokenizer, echo, top, decoder, offset: 0 }
+        Log { tokenizer, echo, wanted, decoder, offset: 0 }
     }
 
     /// The text and the logprobs of what comes: the echo before everything else.
@@ -170,20 +170,24 @@ impl Log {
         }
         whole.push_str(text);
         tokens.iter().for_each(|choice| self.log(choice.token, Some(choice), &mut logprobs));
-        let value = if self.top.is_some() { logprobs.value() } else { Value::Null };
+        let value = if self.wanted { logprobs.value() } else { Value::Null };
         (whole, value)
     }
 
     fn log(&mut self, id: u32, choice: Option<&Choice>, logprobs: &mut Logprobs) {
-        let Some(top) = self.top else { return };
+        if !self.wanted {
+            return;
+        }
         logprobs.offsets.push(self.offset);
         logprobs.tokens.push(name(self.tokenizer, id));
         logprobs.logprobs.push(choice.map(|choice| finite(choice.logprob)));
-        logprobs.top.push(choice.filter(|_| top > 0).map(|choice| {
+        logprobs.top.push(choice.map(|choice| {
             let entry = |&(id, logprob): &(u32, f32)| {
                 (name(self.tokenizer, id), Value::from(finite(logprob)))
             };
-            choice.top.iter().map(entry).collect::<Map<String, Value>>()
+            // The token itself is always among them, also as one more than was asked for.
+            let itself = (choice.token, choice.logprob);
+            choice.top.iter().chain([&itself]).map(entry).collect::<Map<String, Value>>()
         }));
         let mut text = String::new();
         self.decoder.push(id, &mut text);
@@ -245,7 +249,7 @@ impl Writer for Completions {
             let tokens: Vec<Choice> = step.token.into_iter().collect();
             let (text, logprobs) = log.take(&scores, &tokens, &step.content);
             let finish = step.ended.as_ref().map(|end| finish_reason(end.finish));
-            let silent = text.is_empty() && log.top.is_none_or(|_| tokens.is_empty());
+            let silent = text.is_empty() && (!log.wanted || tokens.is_empty());
             if !silent || finish.is_some() {
                 let choice = Self::choice(step.index, text, logprobs, finish);
                 let mut chunk = self.head.chunk(OBJECT, choice);

@@ -72,8 +72,10 @@ fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Output, bool)> {
     if params.choices > 1 {
         return Err(ApiError::field("n", "one answer", params.choices));
     }
-    object["temperature"] = params.sampling.temperature.into();
-    object["top_p"] = params.sampling.top_p.into();
+    // With the digits that they are written with.
+    let number = |value: f32| serde_json::from_str::<Value>(&value.to_string()).unwrap_or_default();
+    object["temperature"] = number(params.sampling.temperature);
+    object["top_p"] = number(params.sampling.top_p);
     let mut chat = Chat { budget, ..Chat::new(messages, thinking, params) };
     for (at, value) in fields.array("tools")?.unwrap_or_default() {
         let mut tool = Fields::read(value, at)?;
