@@ -12,9 +12,12 @@ use serde_json::Value;
 const HEAD: &str = "\
 # Model support
 
-What `kipp verify` has shown, from the records in `bench/results/verify`. A checkpoint without a record loads and was never checked. Made by
-`KIPP_WRITE=1 cargo test -p kipp --test model_support`; a test says when it is stale. Contexts beyond those of distinct blocks, up to 32,768 positions, are gated
-with tables that name the same blocks again and again (`far-context`, docs/gates.md).
+What `kipp verify` has shown, from the records in `bench/results/verify`. A checkpoint without a record loads and was never checked by it. Made by
+`KIPP_WRITE=1 cargo test -p kipp --test model_support`; a test says when it is stale.
+
+Synthetic weights are made up, with the checkpoint's dimensions; KV is how keys and values were stored. There are 17 gates, 16 where weights have 16 bits: the last
+is about what quantised ones cost. The cache holds keys and values in blocks of positions, which were all different up to the context in the table; contexts up to
+32,768 positions are gated with tables that name the same blocks again and again (`far-context`, docs/gates.md).
 
 | checkpoint | weights | scheme | KV | layers | backend | gates that hold | longest context of distinct blocks | machine, commit | record |
 |---|---|---|---|---|---|---|---|---|---|
