@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use model::{Checkpoint, Origin};
 
-use crate::output::{complain, wrong_usage};
+use crate::output::{check_target, complain, wrong_usage};
 use crate::progress::Meter;
 use crate::store::parse_scheme;
 
@@ -37,6 +37,7 @@ pub fn run(args: Args) -> Result<()> {
     let unknown = || {
         wrong_usage(format!("--checkpoint: expected a registry id, found `{}`", args.checkpoint))
     };
+    check_target("--out", &args.out)?;
     let checkpoint = Checkpoint::find(&args.checkpoint).ok_or_else(unknown)?;
     let scheme = parse_scheme("--scheme", &args.scheme)?;
     let head = args.head.as_deref().map(|head| parse_scheme("--head", head)).transpose()?;

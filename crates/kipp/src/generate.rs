@@ -1,6 +1,5 @@
 //! `kipp generate`: continues a text, printing it as it grows.
 
-use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -12,6 +11,7 @@ use engine::{Engine, Request, Settings};
 use serde_json::json;
 use text::{Special, StopStrings, Tokenizer};
 
+use crate::input;
 use crate::interrupt;
 use crate::options::{ModelOptions, SamplingOptions, SyntheticOptions};
 use crate::output::{complain, print, wrong_usage};
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
     /// Tokens to generate at most
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, allow_negative_numbers = true)]
     max_tokens: usize,
     /// A text that ends the answer; may be given several times
     #[arg(long)]
@@ -107,21 +107,10 @@ fn read_prompt(args: &Args) -> Result<String> {
     if let Some(prompt) = &args.prompt {
         return Ok(prompt.clone());
     }
-    let (name, bytes) = match &args.prompt_file {
-        Some(path) => {
-            let read = std::fs::read(path).with_context(|| path.display().to_string());
-            (path.display().to_string(), read?)
-        }
-        None => {
-            let mut bytes = Vec::new();
-            io::stdin().lock().read_to_end(&mut bytes)?;
-            ("stdin".to_string(), bytes)
-        }
-    };
-    String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        anyhow::anyhow!("{name}: expected UTF-8, found an invalid byte at offset {at}")
-    })
+    match &args.prompt_file {
+        Some(path) => input::read_file(path),
+        None => input::read_stdin("the text to continue"),
+    }
 }
 
 /// Prints an answer as it grows, and keeps what the end needs.

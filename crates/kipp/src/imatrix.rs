@@ -9,6 +9,7 @@ use engine::{Backend, Batch, KvConfig, KvKind, KvPool, Oracle, Output, Sequence}
 use hub::{Importance, Squares};
 use text::{Special, Tokenizer};
 
+use crate::input;
 use crate::options;
 use crate::output::{check_target, complain, print};
 
@@ -30,8 +31,8 @@ pub struct Args {
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     chunk: u32,
     /// Chunks to read at most
-    #[arg(long)]
-    chunks: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    chunks: Option<u32>,
     /// The file to write
     #[arg(long)]
     out: PathBuf,
@@ -42,7 +43,7 @@ pub fn run(args: Args) -> Result<()> {
     check_target("--out", &args.out)?;
     let model = options::open(args.model.as_deref())?;
     let name = args.text.display().to_string();
-    let text = std::fs::read_to_string(&args.text).with_context(|| name.clone())?;
+    let text = input::read_file(&args.text)?;
     let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
     let tokens = tokenizer.encode(&text, Special::Literal);
     let chunk = (args.chunk as usize).min(model.spec().context);
@@ -53,7 +54,7 @@ pub fn run(args: Args) -> Result<()> {
     if chunks.is_empty() {
         bail!("{name}: expected at least one token, found none");
     }
-    chunks.truncate(args.chunks.unwrap_or(usize::MAX));
+    chunks.truncate(args.chunks.map_or(usize::MAX, |chunks| chunks as usize));
 
     let kv = KvConfig::for_positions(chunk, KvKind::Bf16);
     let threads = args.threads.map_or_else(cpu::default_threads, usize::from);

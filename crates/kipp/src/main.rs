@@ -13,6 +13,7 @@ mod doctor;
 mod gates;
 mod generate;
 mod imatrix;
+mod input;
 mod inspect;
 mod interrupt;
 mod ls;
@@ -62,7 +63,7 @@ enum Verb {
     Pull(pull::Args),
     /// Converts a published folder of safetensors to GGUF.
     Convert(convert::Args),
-    /// Quantises a GGUF in 16 bits.
+    /// Stores the weights of a 16-bit GGUF in fewer bits.
     Quantize(quantize::Args),
     /// Measures how much each input of a model's matrices matters on a text.
     Imatrix(imatrix::Args),

@@ -5,15 +5,13 @@ use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use model::{Model, Origin};
 
 /// Writes to stdout and flushes, so that a stream is seen as it grows.
 pub fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("stdout")
 }
 
 /// Writes a line to stderr; there is nobody to tell if that fails.

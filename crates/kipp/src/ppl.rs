@@ -14,8 +14,9 @@ use model::Model;
 use serde_json::{Value, json};
 use text::{Special, Tokenizer};
 
+use crate::input;
 use crate::options::ModelOptions;
-use crate::output::{complain, print, size, wrong_usage};
+use crate::output::{check_target, complain, print, size, wrong_usage};
 
 /// Measures the perplexity of a text, and the divergence from a reference model.
 #[derive(clap::Args)]
@@ -58,8 +59,17 @@ struct Source {
     kl: Option<PathBuf>,
 }
 
+impl Source {
+    /// The file's name.
+    fn name(&self) -> String {
+        let path = self.text.as_ref().or(self.tokens.as_ref()).or(self.kl.as_ref());
+        path.map(|path| path.display().to_string()).unwrap_or_default()
+    }
+}
+
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
+    args.save_logits.iter().try_for_each(|path| check_target("--save-logits", path))?;
     let model = args.model.open()?;
     if let Some(path) = &args.source.kl {
         return compare(&args, &model, path);
@@ -69,7 +79,7 @@ pub fn run(args: Args) -> Result<()> {
     let spans = windows.spans(tokens.len());
     let spans = &spans[..spans.len().min(args.limit.map_or(usize::MAX, |limit| limit as usize))];
     let Some(last) = spans.last() else {
-        bail!("expected at least two tokens, found {}", tokens.len());
+        bail!("{}: expected at least two tokens, found {}", args.source.name(), tokens.len());
     };
     // A limit makes a shorter text, so that a saved file says all by itself.
     tokens.truncate(last.tokens.end);
@@ -125,7 +135,7 @@ fn windows(args: &Args, context: usize) -> Result<Windows> {
 fn read_text(source: &Source, model: &Model) -> Result<Vec<u32>> {
     let tokens = match (&source.text, &source.tokens) {
         (Some(path), _) => {
-            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let text = input::read_file(path)?;
             let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
             tokenizer.encode(&text, Special::Literal)
         }
@@ -134,7 +144,7 @@ fn read_text(source: &Source, model: &Model) -> Result<Vec<u32>> {
     };
     let vocab = model.spec().vocab;
     if let Some((at, id)) = tokens.iter().enumerate().find(|&(_, &id)| id as usize >= vocab) {
-        bail!("token {at}: expected an id below {vocab}, found {id}");
+        bail!("{}: token {at}: expected an id below {vocab}, found {id}", source.name());
     }
     Ok(tokens)
 }
@@ -155,10 +165,20 @@ fn read_tokens(path: &Path) -> Result<Vec<u32>> {
     Ok(bytes.chunks_exact(width).map(id).collect())
 }
 
+/// A file that is not complete, and goes if it never is.
+struct Part(PathBuf);
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // Under its own name by now, or of no use.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// A file of distributions that is being written. It appears under its name when it is complete.
 struct Saving<'a> {
     path: &'a Path,
-    part: PathBuf,
+    part: Part,
     writer: Writer<BufWriter<File>>,
 }
 
@@ -168,7 +188,9 @@ impl<'a> Saving<'a> {
         let part = path.with_added_extension("part");
         complain(&format!("{}: {}", path.display(), size(header.file_bytes())));
         let file = File::create(&part).with_context(|| part.display().to_string())?;
-        Ok(Saving { path, part, writer: Writer::new(BufWriter::new(file), &header)? })
+        let part = Part(part);
+        let writer = Writer::new(BufWriter::new(file), &header);
+        Ok(Saving { path, part, writer: writer.with_context(|| path.display().to_string())? })
     }
 
     /// Saves a window's distributions and returns its scores.
@@ -181,14 +203,15 @@ impl<'a> Saving<'a> {
         let mut found = Vec::new();
         logits(backend, tokens, span, |target, row| -> Result<()> {
             found.push(f64::from(row[target as usize]) - log_sum_exp(row));
-            Ok(self.writer.row(row)?)
+            self.writer.row(row).with_context(|| self.path.display().to_string())
         })?;
         Ok(found)
     }
 
     fn end(self) -> Result<()> {
-        self.writer.finish()?;
-        std::fs::rename(&self.part, self.path).with_context(|| self.path.display().to_string())
+        let name = || self.path.display().to_string();
+        self.writer.finish().with_context(name)?;
+        std::fs::rename(&self.part.0, self.path).with_context(name)
     }
 }
 

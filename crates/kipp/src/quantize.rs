@@ -6,11 +6,11 @@ use anyhow::{Context, Result, bail};
 use hub::Importance;
 use model::Scheme;
 
-use crate::output::print;
+use crate::output::{check_target, print};
 use crate::progress::Meter;
 use crate::store::{self, Reference, parse_scheme};
 
-/// Quantises a GGUF.
+/// Stores the weights of a 16-bit GGUF in fewer bits.
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF with bf16 or f16 weights, or a registry id
@@ -43,6 +43,7 @@ pub fn run(args: Args) -> Result<()> {
             store::path_of(checkpoint, scheme)?
         }
     };
+    check_target("--out", &out)?;
     if out.exists() {
         bail!("--out: expected a name that is free, found {}", out.display());
     }

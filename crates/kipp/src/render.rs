@@ -1,12 +1,12 @@
 //! `kipp render`: the prompt text of a chat request, as the model reads it.
 
-use std::io::{self, Read};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use model::Variant;
 use text::Conversation;
 
+use crate::input;
 use crate::output::print;
 use crate::store::Reference;
 use crate::tokenize::each_line;
@@ -28,9 +28,8 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(path) = &args.jsonl {
         return each_line(path, |line| Ok(serde_json::to_string(&render(line, variant)?)?));
     }
-    let mut request = String::new();
-    io::stdin().lock().read_to_string(&mut request).context("stdin")?;
-    print(&render(&request, variant)?)
+    let request = input::read_stdin("a request in JSON")?;
+    print(&render(&request, variant).context("stdin")?)
 }
 
 /// The prompt of one request.

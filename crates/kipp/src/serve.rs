@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -15,7 +17,7 @@ use tokio::sync::watch;
 
 use crate::backends::BackendName;
 use crate::options::{ModelOptions, parse_size};
-use crate::output::{complain, size, wrong_usage};
+use crate::output::{WrongUsage, complain, size, wrong_usage};
 use crate::speculation::SpeculationOptions;
 use crate::store::BUILTIN;
 
@@ -91,12 +93,25 @@ pub fn run(args: Args) -> Result<()> {
     let scheme = if args.tls_cert.is_some() { "https" } else { "http" };
     let address = server.address()?;
     let (stop, stop_at_once) = signals()?;
+    // The server knows a refusal by its words alone; what it was decides the exit status.
+    let wrong = Arc::new(AtomicBool::new(false));
+    let was_wrong = Arc::clone(&wrong);
     let load = move || {
-        let (loaded, banner) = load(&args).map_err(|error| format!("{error:#}"))?;
+        let (loaded, banner) = load(&args).map_err(|error| {
+            wrong.store(error.is::<WrongUsage>(), Ordering::Relaxed);
+            format!("{error:#}")
+        })?;
         complain(&format!("{banner}\nkipp listens on {scheme}://{address}"));
         Ok(loaded)
     };
-    match server.run(load, stop, stop_at_once)? {
+    let ended = server.run(load, stop, stop_at_once).map_err(|error| {
+        if was_wrong.load(Ordering::Relaxed) {
+            wrong_usage(error.to_string())
+        } else {
+            error.into()
+        }
+    });
+    match ended? {
         Ended::Drained => Ok(()),
         // The engine may be in the middle of a step; nobody waits for it.
         Ended::AtOnce => std::process::exit(130),
@@ -113,7 +128,20 @@ impl Args {
         let named = !api_keys.is_empty() || self.api_key_file.is_some();
         api_keys.retain(|key| !key.is_empty());
         if named && api_keys.is_empty() {
-            return Err(wrong_usage("--api-key: expected a key, found an empty one"));
+            let found = match &self.api_key_file {
+                Some(path) => {
+                    format!("--api-key-file: expected a key, found none in {}", path.display())
+                }
+                None => "--api-key: expected a key, found an empty one".to_owned(),
+            };
+            return Err(wrong_usage(found));
+        }
+        // Pages from files are of the origin "null".
+        let is_origin = |o: &&String| *o == "*" || *o == "null" || o.contains("://");
+        if let Some(other) = self.cors_origin.iter().find(|origin| !is_origin(origin)) {
+            return Err(wrong_usage(format!(
+                "--cors-origin: expected * or an origin such as https://example.org, found `{other}`"
+            )));
         }
         let tls = self.tls_cert.clone().zip(self.tls_key.clone());
         Ok(Config {

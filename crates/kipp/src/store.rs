@@ -37,8 +37,15 @@ impl Reference {
             names.iter().any(|name| name.eq_ignore_ascii_case(id)) && !path.exists()
         };
         if let Some(checkpoint) = Checkpoint::find(id).or_else(|| CHECKPOINTS.iter().find(named)) {
-            let scheme = scheme.map(|scheme| parse_scheme("model", scheme)).transpose()?;
+            let field = format!("scheme behind `{id}:`");
+            let scheme = scheme.map(|scheme| parse_scheme(&field, scheme)).transpose()?;
             return Ok(Reference::Registered(checkpoint, scheme));
+        }
+        if path.is_dir() {
+            return Err(wrong_usage(format!(
+                "model: expected a GGUF file or a registry id, found the folder `{name}`; `kipp convert` makes a file of \
+                 published safetensors"
+            )));
         }
         if path.exists() || name.contains(['/', '\\']) || name.ends_with(".gguf") {
             return Ok(Reference::File(path.to_owned()));
@@ -94,10 +101,10 @@ impl Reference {
     }
 }
 
-/// A scheme by its name; `flag` is what the user named it with.
-pub fn parse_scheme(flag: &str, name: &str) -> Result<Scheme> {
+/// A scheme by its name; `field` is where the user named it.
+pub fn parse_scheme(field: &str, name: &str) -> Result<Scheme> {
     let known = || Scheme::ALL.map(Scheme::name).join(", ");
-    let unknown = || wrong_usage(format!("{flag}: expected {}, found `{name}`", known()));
+    let unknown = || wrong_usage(format!("{field}: expected one of {}, found `{name}`", known()));
     Scheme::from_name(name).filter(|scheme| Scheme::ALL.contains(scheme)).ok_or_else(unknown)
 }
 

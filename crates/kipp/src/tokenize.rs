@@ -1,13 +1,14 @@
 //! `kipp tokenize`: token ids of a text.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 use text::{Special, Tokenizer};
 
+use crate::input;
 use crate::output::print;
 use crate::store::Reference;
 
@@ -33,8 +34,7 @@ pub fn run(args: Args) -> Result<()> {
             Ok(serde_json::to_string(&tokenizer.encode(text, Special::Recognise))?)
         });
     }
-    let mut text = String::new();
-    io::stdin().lock().read_to_string(&mut text).context("stdin")?;
+    let text = input::read_stdin("a text")?;
     let ids = tokenizer.encode(&text, Special::Recognise);
     let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
     print(&format!("{}\n", ids.join(" ")))

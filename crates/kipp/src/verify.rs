@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = KvName::Bf16)]
     kv: KvName,
     /// Largest normalised mean squared error of logits
-    #[arg(long, default_value_t = 1e-4)]
+    #[arg(long, default_value_t = 1e-4, allow_negative_numbers = true)]
     bound: f64,
     /// Run only the gates whose name contains this
     #[arg(long)]

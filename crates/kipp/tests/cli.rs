@@ -130,6 +130,16 @@ fn a_closed_pipe_ends_quietly() {
     assert_eq!(stderr(&output), "");
 }
 
+/// What cannot be written is named, too.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_behind_stdout_is_told() {
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+    let output = kipp(&["ls"]).stdout(full).stderr(Stdio::piped()).output().expect("kipp ends");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("kipp: stdout: No space left"), "{}", stderr(&output));
+}
+
 /// Case CL-02: at the end of the input the conversation ends, the last line answered with or without its end.
 #[test]
 fn a_conversation_ends_with_its_input() {
@@ -170,6 +180,19 @@ fn a_conversation_is_saved_as_it_was_loaded() {
 }
 
 /// Case CU-01: what cannot run is refused with the reason, and nothing else runs in its place.
+/// What a command lacks is said, and the conversation goes on.
+#[test]
+fn commands_of_a_conversation_say_what_they_lack() {
+    let output = run(&["chat"], b"/save\n/load\n/set\n/set top_k many\n/show\n");
+    assert!(output.status.success());
+    let told: Vec<&str> = stderr(&output).lines().collect();
+    assert_eq!(told[0], "/save: expected the name of a file, found none");
+    assert_eq!(told[1], "/load: expected the name of a file, found none");
+    assert_eq!(told[2], "/set: expected NAME VALUE, found less; /help lists them");
+    assert!(told[3].starts_with("top_k: expected a whole number"), "{told:?}");
+    assert!(stdout(&output).contains("messages 0, 0 of 2048 tokens"));
+}
+
 #[test]
 fn a_backend_that_is_not_there_is_refused() {
     let output = kipp(&["generate", "--backend", "cuda", "--prompt", "x"])
@@ -190,9 +213,16 @@ fn where_nothing_can_be_written_nothing_is_begun() {
         assert_eq!(stdout(&output), "", "{args:?}");
         stderr(&output).trim().to_owned()
     };
-    for (verb, flag) in [("verify", "--json"), ("bench", "--plot"), ("imatrix", "--out")] {
-        let text: &[&str] = if verb == "imatrix" { &["--text", "x"] } else { &[] };
-        let message = refused(&[&[verb, flag, "no/such/folder/x"][..], text].concat());
+    let targets: [(&str, &str, &[&str]); 6] = [
+        ("verify", "--json", &[]),
+        ("bench", "--plot", &[]),
+        ("imatrix", "--out", &["--text", "x"]),
+        ("ppl", "--save-logits", &["--text", "x"]),
+        ("quantize", "--out", &["kipp-tiny", "--scheme", "q4_0"]),
+        ("convert", "--out", &["--synthetic", "--checkpoint", "kipp-tiny"]),
+    ];
+    for (verb, flag, rest) in targets {
+        let message = refused(&[&[verb, flag, "no/such/folder/x"][..], rest].concat());
         let expected = "expected a file in a folder that is there, found no/such/folder/x";
         assert_eq!(message, format!("kipp: {flag}: {expected}"));
     }
@@ -232,6 +262,8 @@ fn wrong_usage_exits_with_2_and_failure_with_1() {
     assert_eq!(status(&["bench", "--synthetic", "kipp-tiny", "--scheme", "q2"]), Some(2));
     assert_eq!(status(&["bench", "--synthetic", "kipp-tiny", "--layers", "7"]), Some(2));
     assert_eq!(status(&["bench", "--pp", "4k"]), Some(2));
+    assert_eq!(status(&["serve", "--port", "0", "--ctx", "4k"]), Some(2));
+    assert_eq!(status(&["imatrix", "--chunks", "0", "--text", "x", "--out", "x"]), Some(2));
     assert_eq!(status(&["chat", "--temperature", "-1"]), Some(2));
     assert_eq!(status(&["verify", "--gate", "none-of-this-name"]), Some(2));
     assert_eq!(status(&["generate", "qwen3-4b", "--prompt", "x"]), Some(1));
@@ -278,6 +310,68 @@ fn errors_name_the_field_what_was_expected_and_what_was_found() {
     assert_eq!(
         message(&["generate", "--prompt", ""], b""),
         "kipp: prompt: expected at least one token, found none"
+    );
+    assert_eq!(
+        message(&["generate", "qwen3-0.6b:q4", "--prompt", "x"], b""),
+        "kipp: scheme behind `qwen3-0.6b:`: expected one of bf16, q8_0, q4_1, q4_0, found `q4`"
+    );
+    assert!(
+        message(&["render"], b"{").starts_with("kipp: stdin: invalid JSON: "),
+        "what was read is named"
+    );
+    assert_eq!(
+        message(&["tokenize"], b"ab\xff"),
+        "kipp: stdin: expected UTF-8, found an invalid byte at offset 2"
+    );
+    assert_eq!(
+        message(&["serve", "--port", "0", "--cors-origin", "example.org"], b""),
+        "kipp: --cors-origin: expected * or an origin such as https://example.org, found `example.org`"
+    );
+    assert_eq!(
+        message(&["bench", "--batch", "0"], b""),
+        "kipp: --batch: expected 1 sequence or more, found 0"
+    );
+    let negative = message(&["generate", "--max-tokens", "-1", "--prompt", "x"], b"");
+    assert!(negative.contains("invalid value '-1' for '--max-tokens"), "{negative}");
+}
+
+#[test]
+fn errors_name_the_file() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("named");
+    std::fs::create_dir_all(&folder).expect("made");
+    let path = |name: &str, bytes: &[u8]| {
+        let path = folder.join(name);
+        std::fs::write(&path, bytes).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let (empty, latin) = (path("empty", b""), path("latin", b"caf\xe9"));
+    let (ids, record) = (path("ids.u32", b"\0\0\0\0\xff\xff\xff\xff"), path("record", b"{}"));
+    let told = |args: &[&str], expected: &str| {
+        let output = run(args, b"");
+        assert!(!output.status.success());
+        assert!(stderr(&output).starts_with(&format!("kipp: {expected}")), "{}", stderr(&output));
+    };
+    let name = folder.to_str().expect("UTF-8");
+    told(
+        &["inspect", name],
+        &format!("model: expected a GGUF file or a registry id, found the folder `{name}`"),
+    );
+    told(&["ppl", "--text", &empty], &format!("{empty}: expected at least two tokens, found 0"));
+    told(
+        &["ppl", "--text", &latin],
+        &format!("{latin}: expected UTF-8, found an invalid byte at offset 3"),
+    );
+    told(
+        &["ppl", "--tokens", &ids],
+        &format!("{ids}: token 1: expected an id below 8192, found 4294967295"),
+    );
+    told(
+        &["bench", "--compare", &record],
+        &format!("{record}: expected a record of `kipp bench --json`: "),
+    );
+    told(
+        &["serve", "--port", "0", "--api-key-file", &empty],
+        &format!("--api-key-file: expected a key, found none in {empty}"),
     );
 }
 

@@ -23,15 +23,17 @@ use crate::tensor::{Bytes, Owner};
 pub fn map(path: &Path) -> Result<Bytes> {
     let open = || {
         // Before opening, because opening a pipe would wait for its other end.
-        if !path.metadata()?.is_file() {
-            return Err(std::io::Error::other("not a regular file"));
+        let metadata = path.metadata()?;
+        if !metadata.is_file() {
+            let found = if metadata.is_dir() { "a folder" } else { "a pipe or a device" };
+            return Err(Error::mismatch("kind", "a regular file", found));
         }
         let file = File::open(path)?;
         // SAFETY: the mapping is read-only and private to this process. That nobody writes to a model under a
         // running engine is a condition of use, stated above; one that is cut off is guarded against.
-        unsafe { Mmap::map(&file) }
+        Ok(unsafe { Mmap::map(&file) }?)
     };
-    let map = open().map_err(|error| Error::Io(error).in_file(path))?;
+    let map = open().map_err(|error| error.in_file(path))?;
     Ok(Bytes::owned(Mapping {
         #[cfg(unix)]
         guard: guard::Guard::new(&map),

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::app::{App, Loaded};
@@ -214,9 +214,17 @@ fn acceptor(tls: &Tls) -> Result<TlsAcceptor, Error> {
         |path: &PathBuf, why: &dyn fmt::Display| Error::Tls(format!("{}: {why}", path.display()));
     let read = |path: &PathBuf| std::fs::read(path).map_err(|error| bad(path, &error));
     let pem = read(&tls.certificate)?;
+    let none =
+        |path, what: &str| bad(path, &format_args!("expected {what} in PEM format, found none"));
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     let certificates = certificates.map_err(|error| bad(&tls.certificate, &error))?;
-    let key = PrivateKeyDer::from_pem_slice(&read(&tls.key)?).map_err(|e| bad(&tls.key, &e))?;
+    if certificates.is_empty() {
+        return Err(none(&tls.certificate, "a certificate"));
+    }
+    let key = PrivateKeyDer::from_pem_slice(&read(&tls.key)?).map_err(|error| match error {
+        pem::Error::NoItemsFound => none(&tls.key, "a private key"),
+        error => bad(&tls.key, &error),
+    })?;
     let config = ServerConfig::builder().with_no_client_auth();
     let mut config = config
         .with_single_cert(certificates, key)

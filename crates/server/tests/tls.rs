@@ -46,12 +46,18 @@ fn a_request_over_tls() {
 
 #[test]
 fn certificates_of_no_use_are_refused() {
-    for (certificate, key) in
-        [("nothing.pem", "key.pem"), ("key.pem", "key.pem"), ("certificate.pem", "certificate.pem")]
-    {
+    for (certificate, key, why) in [
+        ("nothing.pem", "key.pem", "nothing.pem: "),
+        ("key.pem", "key.pem", "key.pem: expected a certificate in PEM format, found none"),
+        (
+            "certificate.pem",
+            "certificate.pem",
+            "certificate.pem: expected a private key in PEM format, found none",
+        ),
+    ] {
         let mut config = Setup::default().config;
         config.tls = Some(tls(certificate, key));
         let error = Server::bind(config).err().expect("an error").to_string();
-        assert!(error.starts_with("TLS: "), "{error}");
+        assert!(error.starts_with("TLS: ") && error.contains(why), "{error}");
     }
 }

@@ -85,6 +85,9 @@ fn measure(args: &Args) -> Result<Record> {
     let model = args.synthetic.open_or(&args.model)?;
     let spec = model.spec();
     let cases = measure::cases(args);
+    if args.batch.contains(&0) {
+        return Err(wrong_usage("--batch: expected 1 sequence or more, found 0"));
+    }
     let longest = cases.iter().map(Case::reach).max().unwrap_or(0);
     if longest == 0 || longest > spec.context {
         return Err(wrong_usage(format!(

@@ -63,7 +63,8 @@ pub struct Entry {
 pub fn read(path: &Path) -> Result<(String, Record)> {
     let name = || path.display().to_string();
     let text = std::fs::read_to_string(path).with_context(name)?;
-    let record: Record = serde_json::from_str(&text).with_context(name)?;
+    let record: Record = serde_json::from_str(&text)
+        .with_context(|| format!("{}: expected a record of `kipp bench --json`", name()))?;
     if record.kind != KIND {
         bail!("{}: kind: expected {KIND}, found {}", name(), record.kind);
     }

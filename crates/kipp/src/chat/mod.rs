@@ -56,13 +56,13 @@ pub struct Args {
     #[arg(long)]
     no_think: bool,
     /// Tokens of an answer at most
-    #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
+    #[arg(long, default_value_t = usize::MAX, hide_default_value = true, allow_negative_numbers = true)]
     max_tokens: usize,
     /// 0 always takes the most probable token; what the publisher recommends if left out
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Makes a conversation repeatable; random if left out
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     seed: Option<u64>,
 }
 
@@ -188,6 +188,10 @@ impl Chat {
             }
             "/set" => self.set(rest),
             "/show" => self.show(),
+            "/save" | "/load" if rest.is_empty() => {
+                complain(&format!("{command}: expected the name of a file, found none"));
+                Ok(())
+            }
             "/save" => self.save(Path::new(rest)),
             "/load" => self.load(Path::new(rest)),
             command if command.starts_with('/') => {
@@ -215,7 +219,9 @@ impl Chat {
     }
 
     fn set(&mut self, text: &str) -> Result<()> {
-        let (name, value) = text.split_once(char::is_whitespace).context("/set NAME VALUE")?;
+        let (name, value) = text
+            .split_once(char::is_whitespace)
+            .context("/set: expected NAME VALUE, found less; /help lists them")?;
         let value = value.trim();
         let number = || value.parse::<f32>().with_context(|| format!("{name}: expected a number"));
         let whole =
@@ -356,7 +362,7 @@ impl Chat {
         self.interrupted.store(false, Ordering::Relaxed);
         match reason {
             FinishReason::Error(why) => bail!(why),
-            FinishReason::Length => complain("\n[cut off: no tokens are left]"),
+            FinishReason::Length => complain("\n[cut off: max_tokens or the context is reached]"),
             _ => {}
         }
         Ok(answer.message())
