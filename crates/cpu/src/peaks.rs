@@ -12,8 +12,8 @@ use crate::memory::Shared;
 use crate::pool::{Panicked, Pool};
 use crate::simd::{Class, Simd};
 
-/// Accumulators of the peak loop: enough to hide the latency of two units.
-const CHAINS: usize = 16;
+/// Products of a round of the peak loop.
+const CHAINS: usize = 12;
 
 /// Multiplications and additions a second of the class's i16 dot product, on all threads together.
 pub fn dot(class: Class, threads: usize) -> Result<f64, BackendError> {
@@ -144,7 +144,8 @@ pub unsafe fn read_peak<S: Simd>(from: *const i32, lines: usize) -> f32 {
     }
 }
 
-/// Independent chains of dot products.
+/// Independent chains of dot products: as many as hide the latency of two units, and as stay in registers where a
+/// vector takes two.
 ///
 /// # Safety
 /// The machine has the class's features.
@@ -153,11 +154,13 @@ pub unsafe fn dot_peak<S: Simd>(rounds: usize) -> i32 {
     // SAFETY: the caller's.
     unsafe {
         let w = S::splat_i(black_box(0x0003_0005));
-        let mut sums = [S::splat_i(0); CHAINS];
+        let mut sums = [S::splat_i(black_box(1)); CHAINS];
+        let independent = if S::TILE.0 * S::TILE.1 < CHAINS { CHAINS / 2 } else { CHAINS };
         for _ in 0..rounds {
-            let a = S::splat_i(black_box(7));
-            for sum in &mut sums {
-                *sum = S::dot(*sum, w, a);
+            for chain in 0..CHAINS {
+                let sum = &mut sums[chain % independent];
+                // Of the sum itself: a product of the same two would be computed once.
+                *sum = S::dot(*sum, w, *sum);
             }
         }
         let mut total = 0i32;
