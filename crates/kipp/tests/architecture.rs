@@ -11,9 +11,22 @@ const READING_PATH: usize = 3_100;
 const CORE_CRATES: usize = 15;
 /// External crates under the default binary at most.
 const BINARY_CRATES: usize = 160;
-/// Modules in which `unsafe` may stand: a file, or a folder with all that is in it.
-const UNSAFE: &[&str] =
-    &["crates/model/src/mapping", "crates/cpu/src/", "crates/cuda/src/", "crates/metal/src/"];
+/// Modules in which `unsafe` may stand, and does: `folder/name.rs` or all of `folder/name/`.
+const UNSAFE: &[(&str, &str)] = &[
+    ("crates/model/src", "mapping"),
+    (
+        "crates/cpu/src",
+        "activations attention chains forward kernels kv matmul memory packed panels peaks pool simd \
+         tests",
+    ),
+    ("crates/cuda/src", "backend decode driver kernels peaks weights"),
+    ("crates/metal/src", "bridge device emulator weights"),
+];
+/// External crates that speak HTTP as a server does.
+const HTTP: &[&str] =
+    &["axum", "http", "http-body-util", "hyper", "hyper-util", "tokio-rustls", "tower"];
+/// What a backend must not know of: it is given batches.
+const ABOVE_BACKENDS: &[&str] = &["Engine", "Request", "Sequence", "Service"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
@@ -57,6 +70,43 @@ fn sources() -> Vec<String> {
     found
 }
 
+/// Paths and texts of the libraries' sources, without what is compiled for tests alone.
+fn library_code() -> Vec<(String, String)> {
+    let library = |path: &String| path.contains("/src/") && !path.starts_with("crates/kipp/");
+    let mut code: Vec<_> =
+        sources().into_iter().filter(library).map(|path| (read(&path), path)).collect();
+    let mut for_tests = BTreeSet::new();
+    for (text, path) in &code {
+        let folder = path.rsplit_once('/').expect("a folder").0;
+        for declared in text.split("#[cfg(test)]\nmod ").skip(1) {
+            let name = declared.split(';').next().unwrap_or_default();
+            for_tests.insert(format!("{folder}/{name}.rs"));
+        }
+    }
+    assert!(for_tests.contains("crates/cpu/src/tests.rs"), "{for_tests:?}");
+    code.retain(|(_, path)| !for_tests.contains(path));
+    let without_tests = |(text, path): (String, String)| {
+        let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+        (path, text[..end].to_string())
+    };
+    code.into_iter().map(without_tests).collect()
+}
+
+/// Names of the crates that a crate is built on, those of a system only included.
+fn dependencies(name: &str) -> Vec<String> {
+    let manifest = read(&format!("crates/{name}/Cargo.toml"));
+    let mut found = Vec::new();
+    let mut inside = false;
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            inside = line.ends_with("dependencies]") && !line.ends_with("-dependencies]");
+        } else if inside && line.starts_with(|c: char| c.is_ascii_lowercase()) {
+            found.extend(line.split(['.', ' ', '=']).next().map(str::to_string));
+        }
+    }
+    found
+}
+
 #[test]
 fn the_reading_path_stays_readable() {
     let rows = table("The reading path");
@@ -77,28 +127,56 @@ fn crates_depend_only_as_the_table_says() {
         let name = without_ticks(&row[0]);
         let allowed = without_ticks(&row[2]);
         let allowed: BTreeSet<&str> = allowed.split(", ").collect();
-        let manifest = read(&format!("crates/{name}/Cargo.toml"));
-        let normal = manifest.split("[dependencies]").nth(1).unwrap_or_default();
-        let normal = normal.split("\n[").next().unwrap_or_default();
-        for line in normal.lines() {
-            let dependency = line.split(['.', ' ', '=']).next().unwrap_or_default();
-            if present.contains(dependency) && !allowed.contains("all") {
-                assert!(allowed.contains(dependency), "{name} depends on {dependency}");
-            }
+        for dependency in dependencies(&name).iter().filter(|d| present.contains(*d)) {
+            let may = allowed.contains("all") || allowed.contains(dependency.as_str());
+            assert!(may, "{name} depends on {dependency}");
         }
     }
 }
 
 #[test]
-fn unsafe_stands_only_where_it_may() {
-    for path in sources() {
-        let allowed = UNSAFE.iter().any(|place| path.starts_with(place));
-        let text = read(&path);
-        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-        let uses = code.filter(|line| line.contains(concat!("unsafe", " "))).count();
-        assert!(allowed || uses == 0, "{path} uses unsafe");
+fn only_the_server_knows_http() {
+    for row in table("Crates") {
+        let name = without_ticks(&row[0]);
+        let speaks = dependencies(&name).iter().any(|d| HTTP.contains(&d.as_str()));
+        assert_eq!(speaks, name == "server", "{name}");
     }
-    for name in ["text", "engine", "hub", "kipp"] {
+}
+
+#[test]
+fn a_backend_is_given_batches() {
+    let mut files = 0;
+    for (path, code) in library_code() {
+        if ["crates/cpu/", "crates/cuda/", "crates/metal/"].iter().any(|b| path.starts_with(b)) {
+            files += 1;
+            for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+                let known = ABOVE_BACKENDS.iter().find(|name| line.contains(*name));
+                assert!(known.is_none(), "{path} knows of {known:?}: {line}");
+            }
+        }
+    }
+    assert!(files > 30, "only {files} sources found");
+}
+
+#[test]
+fn unsafe_stands_only_where_it_may() {
+    let mut places: BTreeSet<String> = BTreeSet::new();
+    for (folder, modules) in UNSAFE {
+        places.extend(modules.split(' ').map(|module| format!("{folder}/{module}")));
+    }
+    let mut used = BTreeSet::new();
+    for path in sources() {
+        let text = read(&path);
+        let mut code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        if code.any(|line| line.contains(concat!("unsafe", " "))) {
+            let mut holding = places.iter().filter(|place| {
+                path.strip_prefix(place.as_str()).is_some_and(|rest| rest.starts_with(['.', '/']))
+            });
+            used.insert(holding.next().unwrap_or_else(|| panic!("{path} uses unsafe")).clone());
+        }
+    }
+    assert_eq!(used, places, "where unsafe stands, and where it may");
+    for name in ["text", "engine", "hub", "server", "kipp"] {
         let file = if name == "kipp" { "main.rs" } else { "lib.rs" };
         let text = read(&format!("crates/{name}/src/{file}"));
         assert!(text.contains("#![forbid(unsafe_code)]"), "{name} does not forbid it");
@@ -107,14 +185,11 @@ fn unsafe_stands_only_where_it_may() {
 
 #[test]
 fn only_the_binary_prints_or_exits() {
-    for path in sources() {
-        if !path.contains("/src/") || path.starts_with("crates/kipp/") {
-            continue;
-        }
-        for forbidden in ["println!(", "eprintln!(", "print!(", "process::exit", "anyhow"] {
-            let text = read(&path);
-            let library = text.split("#[cfg(test)]").next().unwrap_or_default();
-            assert!(!library.contains(forbidden), "{path} has {forbidden}");
+    for (path, code) in library_code() {
+        for forbidden in
+            ["print!(", "println!(", "dbg!(", "stdout()", "stderr()", "process::exit", "anyhow"]
+        {
+            assert!(!code.contains(forbidden), "{path} has {forbidden}");
         }
     }
 }
