@@ -4,7 +4,7 @@ use crate::activations::{Activations, Source, Tile};
 use crate::attention::Attend;
 use crate::kv::{Append, Kv};
 use crate::matmul::Product;
-use crate::panels::{Format, Panels};
+use crate::panels::Panels;
 
 /// Entry points of one class. Callers uphold what the bodies' `# Safety` sections ask, and that the
 /// machine has the class's features.
@@ -22,7 +22,7 @@ pub struct Kernels {
     /// QK-norm and RoPE of one token, and its keys and values into the cache.
     pub append: unsafe fn(&Kv, &Append<'_>, token: usize),
     /// Packs one panel of a matrix.
-    pub pack: unsafe fn(&Panels, Format, &model::Matrix, panel: usize),
+    pub pack: unsafe fn(&Panels, &model::Matrix, panel: usize),
     /// Dot products of the peak measurement.
     pub dot_peak: unsafe fn(rounds: usize) -> i32,
     /// Reads of the peak measurement.
@@ -72,14 +72,9 @@ macro_rules! kernels {
                 unsafe { kv::append::<$class>(kv, job, token) }
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn pack(
-                to: &panels::Panels,
-                format: panels::Format,
-                from: &model::Matrix,
-                panel: usize,
-            ) {
+            unsafe fn pack(to: &panels::Panels, from: &model::Matrix, panel: usize) {
                 // SAFETY: the table's contract.
-                unsafe { panels::pack::<$class>(to, format, from, panel) }
+                unsafe { panels::pack::<$class>(to, from, panel) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn dot_peak(rounds: usize) -> i32 {

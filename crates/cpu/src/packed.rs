@@ -1,6 +1,6 @@
 //! All weights of a model, packed into one arena.
 
-use model::{Matrix, Model, TensorType};
+use model::{Layer, Matrix, Model, TensorType};
 
 use engine::BackendError;
 
@@ -48,10 +48,7 @@ impl Packed {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Packed, BackendError> {
         let weights = &model.weights;
-        let mut matrices = Vec::new();
-        for l in &weights.layers {
-            matrices.extend([&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
-        }
+        let mut matrices: Vec<_> = weights.layers.iter().flat_map(Layer::projections).collect();
         matrices.push(&weights.head);
         let mut places = Vec::new();
         let mut bytes = 0;
@@ -74,7 +71,7 @@ impl Packed {
                     shares.take(thread, end - first, |unit| {
                         let panel = first + unit;
                         // SAFETY: the panel is this thread's, and the matrix has its format and shape.
-                        unsafe { (kernels.pack)(&packed, format, matrix, panel) };
+                        unsafe { (kernels.pack)(&packed, matrix, panel) };
                     });
                 })?;
                 matrix.release(first * LANES..matrix.rows.min(end * LANES));

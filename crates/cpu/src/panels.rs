@@ -135,7 +135,7 @@ impl Panels {
 /// `from` has the format and shape of `to`, no other thread touches the panel, and the machine has
 /// the class's features.
 #[inline(always)]
-pub unsafe fn pack<S: Simd>(to: &Panels, format: Format, from: &Matrix, panel: usize) {
+pub unsafe fn pack<S: Simd>(to: &Panels, from: &Matrix, panel: usize) {
     let first = panel * LANES;
     let count = LANES.min(to.rows - first);
     // SAFETY: the caller's.
@@ -145,7 +145,7 @@ pub unsafe fn pack<S: Simd>(to: &Panels, format: Format, from: &Matrix, panel: u
         // SAFETY: each writes this lane's part of the panel and reads `cols` weights.
         unsafe {
             let (scales, codes) = (scales.add(lane), codes.add(lane));
-            match (format, from.ty) {
+            match (to.format, from.ty) {
                 (Format::Wide, TensorType::F16) => {
                     pack_wide::<S, true>(row, to.cols, scales, codes);
                 }

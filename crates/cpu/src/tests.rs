@@ -96,7 +96,7 @@ fn multiply(kernels: &Kernels, matrix: &Matrix, x: &[f32], add: f32, unit: usize
     // SAFETY: the class is this machine's, everything has these shapes, and there is one thread.
     unsafe {
         for panel in 0..weights.panels() {
-            (kernels.pack)(&weights, format, matrix, panel);
+            (kernels.pack)(&weights, matrix, panel);
         }
         for &tile in &cut {
             let Tile { start, len } = tile;

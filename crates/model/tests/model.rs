@@ -37,9 +37,7 @@ fn a_synthetic_file_holds_what_is_made_in_memory() {
         assert_eq!(a.head.bytes().as_ptr(), a.embedding.bytes().as_ptr());
         assert_eq!(a.output_norm.as_f32(), b.output_norm.as_f32());
         for (a, b) in a.layers.iter().zip(&b.layers) {
-            let matrices = |l: &model::Layer| {
-                [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down].map(|m| m.bytes().to_vec())
-            };
+            let matrices = |l: &model::Layer| l.projections().map(|m| m.bytes().to_vec());
             let norms = |l: &model::Layer| {
                 [&l.attention_norm, &l.q_norm, &l.k_norm, &l.ffn_norm].map(|v| v.as_f32().to_vec())
             };

@@ -326,9 +326,7 @@ fn the_search_clearly_beats_min_and_max_on_trained_and_synthetic_weights() {
         for (ty, bound) in [(TensorType::Q4_0, 0.90), (TensorType::Q4_1, 0.79)] {
             let (mut searched, mut unsearched) = (0.0, 0.0);
             for layer in &model.weights.layers {
-                for matrix in
-                    [&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down]
-                {
+                for matrix in layer.projections() {
                     let mut row = vec![0.0; matrix.cols];
                     for i in (0..matrix.rows).step_by(16) {
                         matrix.row_f32(i, &mut row);
