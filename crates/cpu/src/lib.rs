@@ -54,11 +54,10 @@ mod simd;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use engine::rope::Rope;
-use engine::{Answer, Backend, BackendError, Batch, KvConfig, Limits, Output, Sampler};
+use engine::{Answer, Answered, Backend, BackendError, Batch, KvConfig, Limits, Output, Sampler};
 use model::Model;
 
 use crate::activations::tiles;
@@ -116,9 +115,7 @@ pub struct Cpu {
     rope: Rope,
     /// One a thread.
     samplers: Vec<Mutex<Sampler>>,
-    answered: VecDeque<Output>,
-    /// Tokens that the last submitted batch sampled, by row.
-    sampled: Vec<Option<u32>>,
+    answered: Answered,
 }
 
 impl Cpu {
@@ -131,8 +128,7 @@ impl Cpu {
             kv: Kv::new(model.spec().layers, kv)?,
             rope: Rope::new(model.spec().theta),
             samplers: (0..pool.threads()).map(|_| Mutex::default()).collect(),
-            answered: VecDeque::new(),
-            sampled: Vec::new(),
+            answered: Answered::default(),
             pool,
             weights: Arc::clone(weights),
         })
@@ -202,20 +198,18 @@ impl Backend for Cpu {
 
     fn submit(&mut self, batch: &Batch) -> Result<(), BackendError> {
         batch.check(&self.limits())?;
-        let tokens = batch.resolve(&self.sampled)?;
+        let tokens = batch.resolve(self.answered.drawn())?;
         for &(from, to) in &batch.copies {
             self.kv.copy_block(from, to);
         }
         let output = self.evaluate(batch, &tokens)?;
         self.weights.model.weights.check().map_err(BackendError::weights)?;
-        self.sampled = output.tokens();
-        self.answered.push_back(output);
+        self.answered.push(output);
         Ok(())
     }
 
     fn collect(&mut self, out: &mut Output) -> Result<(), BackendError> {
-        let nothing = || BackendError::Batch("nothing was submitted".into());
-        *out = self.answered.pop_front().ok_or_else(nothing)?;
+        *out = self.answered.pop()?;
         Ok(())
     }
 }

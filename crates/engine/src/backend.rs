@@ -1,5 +1,6 @@
 //! What a backend is: something that evaluates batches of one model over its own KV blocks.
 
+use std::collections::VecDeque;
 use std::fmt;
 
 use model::{HEAD_DIM, KV_HEADS};
@@ -78,6 +79,32 @@ pub trait Backend: Send {
     fn forward(&mut self, batch: &Batch, out: &mut Output) -> Result<(), BackendError> {
         self.submit(batch)?;
         self.collect(out)
+    }
+}
+
+/// Answers that wait to be collected, of a backend that computes in `submit`.
+#[derive(Default)]
+pub struct Answered {
+    waiting: VecDeque<Output>,
+    drawn: Vec<Option<u32>>,
+}
+
+impl Answered {
+    /// Tokens that the last batch's rows drew, for [`Batch::resolve`].
+    pub fn drawn(&self) -> &[Option<u32>] {
+        &self.drawn
+    }
+
+    /// Takes the answers to the batch that is being submitted.
+    pub fn push(&mut self, output: Output) {
+        self.drawn = output.tokens();
+        self.waiting.push_back(output);
+    }
+
+    /// The oldest answers; an error where none wait.
+    pub fn pop(&mut self) -> Result<Output, BackendError> {
+        let nothing = || BackendError::Batch("nothing was submitted".into());
+        self.waiting.pop_front().ok_or_else(nothing)
     }
 }
 

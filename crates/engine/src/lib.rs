@@ -22,7 +22,7 @@ pub mod sequence;
 pub mod service;
 pub mod speculation;
 
-pub use backend::{Backend, BackendError, KvConfig, KvKind, Limits};
+pub use backend::{Answered, Backend, BackendError, KvConfig, KvKind, Limits};
 pub use batch::{Answer, Batch, Choice, Input, Output, Row, Want};
 pub use engine::{Engine, RequestId, Settings};
 pub use kv::KvPool;

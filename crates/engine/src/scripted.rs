@@ -3,9 +3,7 @@
 //! Its KV blocks hold the tokens themselves, read back through the block tables: a block that was
 //! shared, copied or reused wrongly shows as a wrong context.
 
-use std::collections::VecDeque;
-
-use crate::backend::{Backend, BackendError, Limits};
+use crate::backend::{Answered, Backend, BackendError, Limits};
 use crate::batch::{BLOCK, Batch, Input, Output};
 use crate::sampling::Sampler;
 
@@ -18,8 +16,7 @@ pub struct Scripted {
     script: Box<Script>,
     blocks: Vec<[Option<u32>; BLOCK]>,
     sampler: Sampler,
-    answered: VecDeque<Output>,
-    sampled: Vec<Option<u32>>,
+    answered: Answered,
 }
 
 /// Logit of the script's token; all others have 0.
@@ -33,8 +30,7 @@ impl Scripted {
             limits,
             script,
             sampler: Sampler::default(),
-            answered: VecDeque::new(),
-            sampled: Vec::new(),
+            answered: Answered::default(),
         }
     }
 
@@ -69,7 +65,7 @@ impl Backend for Scripted {
             for t in batch.offsets[s]..batch.offsets[s + 1] {
                 let token = match batch.tokens[t] {
                     Input::Token(token) => Some(token),
-                    Input::Sampled(row) => self.sampled.get(row).copied().flatten(),
+                    Input::Sampled(row) => self.answered.drawn().get(row).copied().flatten(),
                 };
                 let position = batch.positions[t] as usize;
                 self.blocks[batch.tables[s][position / BLOCK] as usize][position % BLOCK] = token;
@@ -86,14 +82,12 @@ impl Backend for Scripted {
             }
             output.answers.push(self.sampler.answer(&row.want, &logits));
         }
-        self.sampled = output.tokens();
-        self.answered.push_back(output);
+        self.answered.push(output);
         Ok(())
     }
 
     fn collect(&mut self, out: &mut Output) -> Result<(), BackendError> {
-        let nothing = || BackendError::Batch("nothing was submitted".into());
-        *out = self.answered.pop_front().ok_or_else(nothing)?;
+        *out = self.answered.pop()?;
         Ok(())
     }
 }

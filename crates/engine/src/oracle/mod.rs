@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use model::{HEAD_DIM, KV_HEADS, Layer, Model, Spec};
 
-use crate::backend::{Backend, BackendError, KvConfig, Limits};
+use crate::backend::{Answered, Backend, BackendError, KvConfig, Limits};
 use crate::batch::{BLOCK, Batch, Output};
 use crate::rope::{Rope, Rotation};
 use crate::sampling::Sampler;
@@ -32,9 +32,7 @@ pub struct Oracle {
     rope: Rope,
     kv: KvStore,
     sampler: Sampler,
-    answered: std::collections::VecDeque<Output>,
-    /// Tokens that the last submitted batch sampled, by row.
-    sampled: Vec<Option<u32>>,
+    answered: Answered,
     observer: Option<Observer>,
 }
 
@@ -53,8 +51,7 @@ impl Oracle {
             threads: threads.max(1),
             faults: Faults::default(),
             sampler: Sampler::default(),
-            answered: Default::default(),
-            sampled: Vec::new(),
+            answered: Answered::default(),
             observer: None,
         }
     }
@@ -76,22 +73,20 @@ impl Oracle {
         let (spec, weights) = (model.spec(), &model.weights);
         let first = batch.positions.first().copied().unwrap_or(0);
         let turned = |&position: &u32| self.rope.at(self.faults.turned(position, first));
-        let rotations: Vec<Rotation> = batch.positions.iter().map(turned).collect();
+        let rotations = batch.positions.iter().map(turned).collect();
 
-        // x is the residual stream, [tokens, hidden].
-        let mut x = vec![0.0; tokens.len() * spec.hidden];
-        for (row, &token) in x.chunks_exact_mut(spec.hidden).zip(tokens) {
+        let mut a = Activations::new(spec, rotations);
+        for (row, &token) in a.x.chunks_exact_mut(spec.hidden).zip(tokens) {
             weights.embedding.row_f32(token as usize, row);
         }
-        let mut scratch = Scratch::new(spec, tokens.len());
         for (index, layer) in weights.layers.iter().enumerate() {
-            self.attention(index, layer, spec, batch, &rotations, &mut x, &mut scratch);
-            self.feed_forward(index, layer, &mut x, &mut scratch);
+            self.attention(index, layer, batch, &mut a);
+            self.feed_forward(index, layer, &mut a);
         }
 
         let mut last = vec![0.0; batch.rows.len() * spec.hidden];
         for (out, row) in last.chunks_exact_mut(spec.hidden).zip(&batch.rows) {
-            let x = &x[row.token * spec.hidden..][..spec.hidden];
+            let x = &a.x[row.token * spec.hidden..][..spec.hidden];
             rms_norm(x, weights.output_norm.as_f32(), out);
         }
         let mut logits = vec![0.0; batch.rows.len() * spec.vocab];
@@ -100,66 +95,62 @@ impl Oracle {
     }
 
     /// x += O(attention(norm(x))), appending this batch's keys and values to the cache.
-    #[expect(clippy::too_many_arguments, reason = "one phase of one function")]
-    fn attention(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        spec: &Spec,
-        batch: &Batch,
-        rotations: &[Rotation],
-        x: &mut [f32],
-        s: &mut Scratch,
-    ) {
-        norm_rows(x, layer.attention_norm.as_f32(), &mut s.normed);
-        self.show(index, &["attn_q", "attn_k", "attn_v"], &s.normed, rotations.len());
-        matmul(&layer.q, &s.normed, &mut s.q, self.threads);
-        matmul(&layer.k, &s.normed, &mut s.k, self.threads);
-        matmul(&layer.v, &s.normed, &mut s.v, self.threads);
-        norm_and_rotate(&mut s.q, spec.heads, layer.q_norm.as_f32(), rotations);
-        norm_and_rotate(&mut s.k, KV_HEADS, layer.k_norm.as_f32(), rotations);
+    fn attention(&mut self, index: usize, layer: &Layer, batch: &Batch, a: &mut Activations) {
+        let spec = *self.model.spec();
+        let tokens = a.rotations.len();
+        norm_rows(&a.x, layer.attention_norm.as_f32(), &mut a.normed);
+        self.show(index, &["attn_q", "attn_k", "attn_v"], &a.normed, tokens);
+        matmul(&layer.q, &a.normed, &mut a.q, self.threads);
+        matmul(&layer.k, &a.normed, &mut a.k, self.threads);
+        matmul(&layer.v, &a.normed, &mut a.v, self.threads);
+        norm_and_rotate(&mut a.q, spec.heads, layer.q_norm.as_f32(), &a.rotations);
+        norm_and_rotate(&mut a.k, KV_HEADS, layer.k_norm.as_f32(), &a.rotations);
 
         for sequence in 0..batch.sequences() {
             let table = &batch.tables[sequence];
-            let tokens = batch.offsets[sequence]..batch.offsets[sequence + 1];
-            for t in tokens.clone() {
+            let own = batch.offsets[sequence]..batch.offsets[sequence + 1];
+            for t in own.clone() {
                 let row = t * spec.kv_width()..(t + 1) * spec.kv_width();
                 let position = batch.positions[t] as usize;
-                let (at, k, v) = self.faults.stored(position, &s.k[row.clone()], &s.v[row]);
+                let (at, k, v) = self.faults.stored(position, &a.k[row.clone()], &a.v[row]);
                 self.kv.append(index, table, at, k, v);
             }
-            for t in tokens.filter(|&t| !self.faults.skips(t)) {
+            for t in own.filter(|&t| !self.faults.skips(t)) {
                 let row = t * spec.q_width()..(t + 1) * spec.q_width();
                 let length = batch.positions[t] as usize + 1;
                 let length = self.faults.visible(length, table.len() * BLOCK);
                 let cached = self.kv.view(index, table, length);
-                attend(&s.q[row.clone()], spec.group(), &cached, &mut s.attended[row]);
+                attend(&a.q[row.clone()], spec.group(), &cached, &mut a.attended[row]);
             }
         }
-        self.show(index, &["attn_output"], &s.attended, rotations.len());
-        matmul(&layer.o, &s.attended, &mut s.update, self.threads);
-        add(x, &s.update);
+        self.show(index, &["attn_output"], &a.attended, tokens);
+        matmul(&layer.o, &a.attended, &mut a.update, self.threads);
+        add(&mut a.x, &a.update);
     }
 
     /// x += down(silu(gate(norm(x))) * up(norm(x))).
-    fn feed_forward(&mut self, index: usize, layer: &Layer, x: &mut [f32], s: &mut Scratch) {
-        norm_rows(x, layer.ffn_norm.as_f32(), &mut s.normed);
-        let tokens = x.len() / layer.ffn_norm.as_f32().len();
-        self.show(index, &["ffn_gate", "ffn_up"], &s.normed, tokens);
-        matmul(&layer.gate, &s.normed, &mut s.gate, self.threads);
-        matmul(&layer.up, &s.normed, &mut s.up, self.threads);
-        self.faults.product(&mut s.up, layer.up.rows);
-        for (gate, up) in s.gate.iter_mut().zip(&s.up) {
+    fn feed_forward(&mut self, index: usize, layer: &Layer, a: &mut Activations) {
+        let tokens = a.rotations.len();
+        norm_rows(&a.x, layer.ffn_norm.as_f32(), &mut a.normed);
+        self.show(index, &["ffn_gate", "ffn_up"], &a.normed, tokens);
+        matmul(&layer.gate, &a.normed, &mut a.gate, self.threads);
+        matmul(&layer.up, &a.normed, &mut a.up, self.threads);
+        self.faults.product(&mut a.up, layer.up.rows);
+        for (gate, up) in a.gate.iter_mut().zip(&a.up) {
             *gate = silu(*gate) * up;
         }
-        self.show(index, &["ffn_down"], &s.gate, tokens);
-        matmul(&layer.down, &s.gate, &mut s.update, self.threads);
-        add(x, &s.update);
+        self.show(index, &["ffn_down"], &a.gate, tokens);
+        matmul(&layer.down, &a.gate, &mut a.update, self.threads);
+        add(&mut a.x, &a.update);
     }
 }
 
 /// Activations of one call, `[tokens, width]` each.
-struct Scratch {
+struct Activations {
+    /// One a token.
+    rotations: Vec<Rotation>,
+    /// The residual stream.
+    x: Vec<f32>,
     normed: Vec<f32>,
     q: Vec<f32>,
     k: Vec<f32>,
@@ -170,10 +161,11 @@ struct Scratch {
     update: Vec<f32>,
 }
 
-impl Scratch {
-    fn new(spec: &Spec, tokens: usize) -> Self {
-        let rows = |width: usize| vec![0.0; tokens * width];
-        Scratch {
+impl Activations {
+    fn new(spec: &Spec, rotations: Vec<Rotation>) -> Self {
+        let rows = |width: usize| vec![0.0; rotations.len() * width];
+        Activations {
+            x: rows(spec.hidden),
             normed: rows(spec.hidden),
             q: rows(spec.q_width()),
             k: rows(spec.kv_width()),
@@ -182,6 +174,7 @@ impl Scratch {
             gate: rows(spec.ffn),
             up: rows(spec.ffn),
             update: rows(spec.hidden),
+            rotations,
         }
     }
 }
@@ -221,7 +214,7 @@ impl Backend for Oracle {
 
     fn submit(&mut self, batch: &Batch) -> Result<(), BackendError> {
         batch.check(&self.limits())?;
-        let tokens = batch.resolve(&self.sampled)?;
+        let tokens = batch.resolve(self.answered.drawn())?;
         for &(from, to) in &batch.copies {
             self.kv.copy_block(from, to);
         }
@@ -229,15 +222,12 @@ impl Backend for Oracle {
         self.model.weights.check().map_err(BackendError::weights)?;
         let rows = batch.rows.iter().zip(logits.chunks_exact(self.model.spec().vocab));
         let answers = rows.map(|(row, logits)| self.sampler.answer(&row.want, logits)).collect();
-        let output = Output { answers };
-        self.sampled = output.tokens();
-        self.answered.push_back(output);
+        self.answered.push(Output { answers });
         Ok(())
     }
 
     fn collect(&mut self, out: &mut Output) -> Result<(), BackendError> {
-        let nothing = || BackendError::Batch("nothing was submitted".into());
-        *out = self.answered.pop_front().ok_or_else(nothing)?;
+        *out = self.answered.pop()?;
         Ok(())
     }
 }
