@@ -95,23 +95,16 @@ fn single(path: &Path) -> Result<Files> {
 
 /// The index says which file holds each tensor; the files have to agree with it, tensor by tensor.
 fn sharded(dir: &Path) -> Result<Files> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: Object<String>,
-    }
-
     let path = dir.join(INDEX);
-    let Index { weight_map: Object(weight_map) } = json::read(&path)?;
+    let text = std::fs::read(&path).map_err(|error| Error::Io(error).in_file(&path))?;
+    let weight_map = parse_index(&text).map_err(|error| error.in_file(&path))?;
     let fault = |field, expected: &dyn Display, found: &dyn Display| {
         Err(Error::mismatch(field, expected, found).in_file(&path))
     };
     let mut files = BTreeSet::new();
     for (tensor, file) in &weight_map {
-        let field = format!("weight_map: file of tensor `{tensor}`");
-        if !is_plain_name(file) {
-            return fault(field, &"the name of a file beside it", &format_args!("{file:?}"));
-        }
         if !dir.join(file).is_file() {
+            let field = format!("weight_map: file of tensor `{tensor}`");
             return fault(field, &format_args!("{file} to be there"), &"no such file");
         }
         files.insert(dir.join(file));
@@ -135,6 +128,23 @@ fn sharded(dir: &Path) -> Result<Files> {
         return fault(format!("weight_map: tensor `{tensor}`"), &"an entry for it", &place);
     }
     Ok((files.into_iter().collect(), found))
+}
+
+/// Which file beside an index holds each tensor, `(tensor, file)`.
+pub(crate) fn parse_index(text: &[u8]) -> Result<Vec<(String, String)>> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: Object<String>,
+    }
+    let Index { weight_map: Object(weight_map) } = json::parse(text)?;
+    match weight_map.iter().find(|(_, file)| !is_plain_name(file)) {
+        None => Ok(weight_map),
+        Some((tensor, file)) => Err(Error::mismatch(
+            format_args!("weight_map: file of tensor `{tensor}`"),
+            "the name of a file beside it",
+            format_args!("{file:?}"),
+        )),
+    }
 }
 
 /// Whether a name is that of a file in the same folder, on every system.

@@ -7,7 +7,7 @@ use model::{Checkpoint, Origin};
 
 use crate::output::{check_target, complain, wrong_usage};
 use crate::progress::Meter;
-use crate::store::parse_scheme;
+use crate::store::{parse_scheme, schemes};
 
 /// Converts a published folder of safetensors to GGUF.
 #[derive(clap::Args)]
@@ -39,9 +39,7 @@ pub fn run(args: Args) -> Result<()> {
     };
     check_target("--out", &args.out)?;
     let checkpoint = Checkpoint::find(&args.checkpoint).ok_or_else(unknown)?;
-    let scheme = parse_scheme("--scheme", &args.scheme)?;
-    let head = args.head.as_deref().map(|head| parse_scheme("--head", head)).transpose()?;
-    let schemes = (scheme, head.unwrap_or(scheme.default_head()));
+    let schemes = schemes(parse_scheme("--scheme", &args.scheme)?, args.head.as_deref())?;
     let mut meter = Meter::new();
     let progress = |done, total| meter.show("converting", done, total);
     let unproven = match &args.dir {

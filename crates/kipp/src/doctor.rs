@@ -106,12 +106,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Bytes of weights and KV cache.
 fn needed(checkpoint: &Checkpoint, scheme: Scheme, context: usize) -> u64 {
+    let weights = layout::bytes(&checkpoint.spec, scheme, scheme.default_head());
     let kv = KvConfig::for_positions(context, KvKind::Bf16).bytes(checkpoint.spec.layers);
-    weight_bytes(checkpoint, scheme) + kv
-}
-
-/// Bytes of a checkpoint's weights under a scheme.
-pub fn weight_bytes(checkpoint: &Checkpoint, scheme: Scheme) -> u64 {
-    let tensors = layout::tensors(&checkpoint.spec, scheme, scheme.default_head());
-    tensors.iter().map(|tensor| tensor.bytes() as u64).sum()
+    weights + kv
 }

@@ -3,9 +3,8 @@
 use anyhow::{Result, bail};
 use hub::Hub;
 use hub::pull::Stage;
-use model::{Model, Scheme};
+use model::{Model, Scheme, layout};
 
-use crate::doctor::weight_bytes;
 use crate::output::{complain, print, size, wrong_usage};
 use crate::progress::Meter;
 use crate::store::{self, BUILTIN, Reference, parse_scheme};
@@ -40,8 +39,7 @@ pub fn run(args: Args) -> Result<()> {
         };
     let unsaid = scheme.is_none();
     let scheme = scheme.unwrap_or(Scheme::Bf16);
-    let head = args.head.as_deref().map(|head| parse_scheme("--head", head)).transpose()?;
-    let schemes = (scheme, head.unwrap_or(scheme.default_head()));
+    let schemes = store::schemes(scheme, args.head.as_deref())?;
     let out = store::path_of(checkpoint, scheme)?;
     if out.exists() {
         Model::open(&out)?;
@@ -59,8 +57,10 @@ pub fn run(args: Args) -> Result<()> {
         return print(&format!("{}\n", out.display()));
     }
     if unsaid {
-        let sized =
-            |scheme| format!("{} {}", Scheme::name(scheme), size(weight_bytes(checkpoint, scheme)));
+        let sized = |scheme: Scheme| {
+            let bytes = layout::bytes(&checkpoint.spec, scheme, scheme.default_head());
+            format!("{} {}", scheme.name(), size(bytes))
+        };
         complain(&format!(
             "no scheme named: bf16 it is, as published; {}:SCHEME names one of {}",
             checkpoint.id,

@@ -34,7 +34,7 @@ pub fn run(args: Args) -> Result<()> {
     let reference = Reference::parse(Some(&args.model))?;
     let model = reference.open()?;
     let scheme = parse_scheme("--scheme", &args.scheme)?;
-    let head = args.head.as_deref().map(|head| parse_scheme("--head", head)).transpose()?;
+    let schemes = store::schemes(scheme, args.head.as_deref())?;
     let out = match (args.out, &reference) {
         (Some(out), _) => out,
         (None, Reference::File(path)) => beside(path, scheme)?,
@@ -49,7 +49,6 @@ pub fn run(args: Args) -> Result<()> {
     }
     let importance = args.imatrix.as_deref().map(|path| Importance::read(path, model.spec()));
     let importance = importance.transpose()?;
-    let schemes = (scheme, head.unwrap_or(scheme.default_head()));
     let mut meter = Meter::new();
     hub::quantize(&model, schemes, importance.as_ref(), &out, |done, total| {
         meter.show("quantising", done, total);

@@ -128,6 +128,12 @@ pub fn made_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// How the projections and the head are to be stored, where `--head` may say the latter.
+pub fn schemes(scheme: Scheme, head: Option<&str>) -> Result<(Scheme, Scheme)> {
+    let head = head.map(|head| parse_scheme("--head", head)).transpose()?;
+    Ok((scheme, head.unwrap_or(scheme.default_head())))
+}
+
 /// Where a checkpoint in a scheme is kept.
 pub fn path_of(checkpoint: &Checkpoint, scheme: Scheme) -> Result<PathBuf> {
     Ok(folder()?.join(format!("{}-{}.gguf", checkpoint.id, scheme.name())))

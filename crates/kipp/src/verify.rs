@@ -195,8 +195,7 @@ impl Args {
             return Ok(None);
         }
         if self.synthetic.synthetic.is_some() {
-            let tensors = layout::tensors(model.spec(), Scheme::Bf16, Scheme::Bf16);
-            let needed: u64 = tensors.iter().map(|tensor| tensor.bytes() as u64).sum();
+            let needed = layout::bytes(model.spec(), Scheme::Bf16, Scheme::Bf16);
             let fits = machine::available_memory().is_none_or(|free| needed < free / 2);
             let exact = SyntheticOptions { scheme: "bf16".into(), ..self.synthetic.clone() };
             return fits.then(|| exact.open_or(&self.options(BackendName::Cpu))).transpose();

@@ -95,3 +95,8 @@ pub fn tensors(spec: &Spec, scheme: Scheme, head: Scheme) -> Vec<Tensor> {
     }
     tensors
 }
+
+/// Bytes of all those tensors: of a GGUF, all but its metadata.
+pub fn bytes(spec: &Spec, scheme: Scheme, head: Scheme) -> u64 {
+    tensors(spec, scheme, head).iter().map(|tensor| tensor.bytes() as u64).sum()
+}

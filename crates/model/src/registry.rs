@@ -1,7 +1,7 @@
 //! The one table of checkpoints that kipp runs, each pinned to an upstream revision.
 
 use crate::spec::Spec;
-use crate::vocabulary::{Marker, Vocabulary};
+use crate::vocabulary::{FAMILY_ROWS, Marker, TINY_ROWS, Vocabulary};
 
 /// Which chat behaviour a checkpoint was trained for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,9 +70,6 @@ impl Checkpoint {
     }
 }
 
-/// Embedding rows of the Qwen3 checkpoints.
-const VOCAB: usize = 151_936;
-
 /// Every checkpoint kipp runs.
 #[rustfmt::skip]
 pub static CHECKPOINTS: [Checkpoint; 14] = [
@@ -106,7 +103,7 @@ pub static CHECKPOINTS: [Checkpoint; 14] = [
         repository: "kipp-tiny",
         revision: "314f47eac6dff2f99febdd092b6653c0dc403595ef25d393a9cf7ed36a1e4ef5",
         spec: Spec {
-            layers: 6, hidden: 256, ffn: 768, heads: 16, vocab: 8_192, context: 2_048, theta: 1e6, tied: true,
+            layers: 6, hidden: 256, ffn: 768, heads: 16, vocab: TINY_ROWS, context: 2_048, theta: 1e6, tied: true,
         },
         variant: Variant::Instruct,
     },
@@ -121,7 +118,7 @@ const LARGER: Spec = qwen(40, 5120, 17_408, 40, false);
 const LARGEST: Spec = qwen(64, 5120, 25_600, 64, false);
 
 const fn qwen(layers: usize, hidden: usize, ffn: usize, heads: usize, tied: bool) -> Spec {
-    Spec { layers, hidden, ffn, heads, vocab: VOCAB, context: 40_960, theta: 1e6, tied }
+    Spec { layers, hidden, ffn, heads, vocab: FAMILY_ROWS, context: 40_960, theta: 1e6, tied }
 }
 
 const fn hybrid(

@@ -17,9 +17,9 @@ const PAIR: usize = 6;
 const BYTES: usize = 256;
 
 /// Embedding rows of the Qwen3 checkpoints; those behind the added tokens are unused.
-const FAMILY_ROWS: usize = 151_936;
+pub(crate) const FAMILY_ROWS: usize = 151_936;
 /// Embedding rows of kipp-tiny, all used.
-const TINY_ROWS: usize = 8_192;
+pub(crate) const TINY_ROWS: usize = 8_192;
 
 /// A token that is matched as a whole in text instead of being made by merges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,11 @@
 //! What a hub says is in a repository, and which of it is a checkpoint.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 
-use crate::folder::{INDEX, SINGLE, is_plain_name};
-use crate::json::{self, Object};
+use crate::folder::{self, INDEX, SINGLE, is_plain_name};
+use crate::json;
 
 /// A file of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,25 +77,8 @@ impl Listing {
 
     /// The files that an index names, each once and in order of its name.
     pub fn shards(&self, index: &[u8]) -> model::Result<Vec<&Remote>> {
-        #[derive(Deserialize)]
-        struct Index {
-            weight_map: Object<String>,
-        }
-        let Index { weight_map: Object(map) } = json::parse(index)?;
-        let mut names: Vec<&str> = map.iter().map(|(_, file)| &**file).collect();
-        names.sort_unstable();
-        names.dedup();
-        let shard = |name| {
-            if !is_plain_name(name) {
-                let found = format!("{name:?}");
-                return Err(model::Error::mismatch(
-                    "weight_map",
-                    "names of files beside it",
-                    found,
-                ));
-            }
-            self.find(name)
-        };
-        names.into_iter().map(shard).collect()
+        let map = folder::parse_index(index)?;
+        let names: BTreeSet<&str> = map.iter().map(|(_, file)| &**file).collect();
+        names.into_iter().map(|name| self.find(name)).collect()
     }
 }

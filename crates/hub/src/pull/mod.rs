@@ -40,6 +40,8 @@ pub struct Pulled {
     pub unhashed: Vec<String>,
 }
 
+/// Folder of the unfinished work in a models' folder.
+const DOWNLOADS: &str = "downloads";
 /// How names of files of weights end.
 const WEIGHTS: &str = ".safetensors";
 /// Bytes that other files have at most; they are read whole.
@@ -57,57 +59,36 @@ pub fn pull(
     progress: &mut dyn FnMut(Stage, u64, u64),
 ) -> Result<Pulled> {
     let models = out.parent().unwrap_or(Path::new("."));
-    let work = models.join("downloads").join(checkpoint.id);
-    create(&models.join("downloads"))?;
+    let work = unfinished(models, checkpoint);
+    create(&models.join(DOWNLOADS))?;
     let _lock = lock(&work.with_added_extension("lock"))?;
 
     let never = || false;
     let listing = hub.list(checkpoint, &mut Patience::new(hub, &never))?;
+    let output = layout::bytes(&checkpoint.spec, schemes.0, schemes.1);
     let cache = hub.cache.as_ref().map(|cache| snapshot(cache, checkpoint));
     if let Some(cache) = cache
         && let Some(files) = cached(&listing, &cache, checkpoint)
     {
-        let bytes = output_bytes(checkpoint, schemes);
-        space(models, bytes)?;
+        space(models, output)?;
         write(&cache, checkpoint, schemes, files, out, progress)?;
         return Ok(Pulled { cache: Some(cache), unhashed: Vec::new() });
     }
 
     create(&work)?;
     let fetch = |remote: &Remote, progress: &mut dyn FnMut(u64)| {
-        let path = work.join(&remote.name);
-        if !remote.name.ends_with(WEIGHTS) {
-            if remote.size > MOST_SMALL {
-                let field = format!("bytes of `{}`", remote.name);
-                let expected = format!("at most {MOST_SMALL}");
-                return Err(model::Error::mismatch(field, expected, remote.size).into());
-            }
-            if remote.sha256.is_none() {
-                // Nothing shows whether what an earlier pull left of it is right.
-                download::discard(&path)?;
-            }
-        }
-        let hash =
-            download::fetch(hub, &hub.url(checkpoint, &remote.name), remote, &path, progress)?;
-        Ok::<_, Error>((path, hash))
+        fetch(hub, checkpoint, remote, &work, progress)
     };
     for name in SMALL {
         fetch(listing.find(name)?, &mut |_| {})?;
     }
-    let weights = listing.weights()?;
-    let shards = if weights.name == SINGLE {
-        vec![weights]
-    } else {
-        let (path, _) = fetch(weights, &mut |_| {})?;
-        let index = fs::read(&path).map_err(Error::of_file(&path))?;
-        listing.shards(&index).map_err(|error| error.in_file(&path))?
-    };
+    let shards = shards(&listing, |index| Ok(fetch(index, &mut |_| {})?.0))?;
     let total: u64 = shards.iter().map(|remote| remote.size).sum();
     let mut missing = total;
     for remote in &shards {
         missing -= download::have(&work.join(&remote.name), remote)?;
     }
-    space(models, missing + output_bytes(checkpoint, schemes))?;
+    space(models, missing + output)?;
 
     let (mut before, mut files) = (0, Vec::new());
     for remote in &shards {
@@ -120,14 +101,19 @@ pub fn pull(
     Ok(Pulled { cache: None, unhashed: unhashed.map(|remote| remote.name.clone()).collect() })
 }
 
+/// Where the unfinished work on a checkpoint is kept in a models' folder.
+fn unfinished(models: &Path, checkpoint: &Checkpoint) -> PathBuf {
+    models.join(DOWNLOADS).join(checkpoint.id)
+}
+
 /// Whether an unfinished pull of a checkpoint left something in a models' folder.
 pub fn is_unfinished(models: &Path, checkpoint: &Checkpoint) -> bool {
-    models.join("downloads").join(checkpoint.id).exists()
+    unfinished(models, checkpoint).exists()
 }
 
 /// Forgets what unfinished pulls of a checkpoint left in a models' folder; says how many bytes they were.
 pub fn forget(models: &Path, checkpoint: &Checkpoint) -> Result<u64> {
-    let work = models.join("downloads").join(checkpoint.id);
+    let work = unfinished(models, checkpoint);
     if !work.exists() {
         return Ok(0);
     }
@@ -165,10 +151,43 @@ fn space(folder: &Path, needed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of a checkpoint's GGUF, its metadata left out.
-fn output_bytes(checkpoint: &Checkpoint, (scheme, head): (Scheme, Scheme)) -> u64 {
-    let tensors = layout::tensors(&checkpoint.spec, scheme, head);
-    tensors.iter().map(|tensor| tensor.bytes() as u64).sum()
+/// Brings a file into the folder of the unfinished work: where it is, and its hash.
+fn fetch(
+    hub: &Hub,
+    checkpoint: &Checkpoint,
+    remote: &Remote,
+    work: &Path,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(PathBuf, String)> {
+    let path = work.join(&remote.name);
+    if !remote.name.ends_with(WEIGHTS) {
+        if remote.size > MOST_SMALL {
+            let field = format!("bytes of `{}`", remote.name);
+            let expected = format!("at most {MOST_SMALL}");
+            return Err(model::Error::mismatch(field, expected, remote.size).into());
+        }
+        if remote.sha256.is_none() {
+            // Nothing shows whether what an earlier pull left of it is right.
+            download::discard(&path)?;
+        }
+    }
+    let url = hub.url(checkpoint, &remote.name);
+    let hash = download::fetch(hub, &url, remote, &path, progress)?;
+    Ok((path, hash))
+}
+
+/// The files of weights: the one that there is, or those that the index names, which `index` brings.
+fn shards(
+    listing: &Listing,
+    index: impl FnOnce(&Remote) -> Result<PathBuf>,
+) -> Result<Vec<&Remote>> {
+    let weights = listing.weights()?;
+    if weights.name == SINGLE {
+        return Ok(vec![weights]);
+    }
+    let path = index(weights)?;
+    let text = fs::read(&path).map_err(Error::of_file(&path))?;
+    Ok(listing.shards(&text).map_err(|error| error.in_file(&path))?)
 }
 
 /// Converts files whose hashes are known.
@@ -204,12 +223,8 @@ fn cached(
         let there = folder.join(&remote.name).metadata();
         there.is_ok_and(|there| there.is_file() && there.len() == remote.size)
     };
-    let weights = listing.weights().ok().filter(|&weights| is_here(weights))?;
-    let shards = if weights.name == SINGLE {
-        vec![weights]
-    } else {
-        listing.shards(&fs::read(folder.join(&weights.name)).ok()?).ok()?
-    };
+    listing.weights().ok().filter(|&weights| is_here(weights))?;
+    let shards = shards(listing, |index| Ok(folder.join(&index.name))).ok()?;
     let small = SMALL.iter().all(|name| listing.find(name).is_ok_and(is_here));
     if !small || !shards.iter().all(|shard| is_here(shard)) {
         return None;

@@ -167,7 +167,9 @@ fn names_in_an_index_cannot_lead_elsewhere() {
         files.insert(name.to_owned(), b"bytes".to_vec());
         let hub = TestHub::start(files, Options::default(), |_| Behaviour::default());
         let error = Models::new("tricks").refusal(&hub);
-        let reason = format!("weight_map: expected names of files beside it, found {name:?}");
+        let reason = format!(
+            "weight_map: file of tensor `model.norm.weight`: expected the name of a file beside it, found {name:?}"
+        );
         assert!(error.contains(&reason), "{error}");
     }
 }
