@@ -1,20 +1,20 @@
 //! The forward pass: phases that all threads run together, with a barrier between one and the next.
 
+use std::array;
 use std::cell::Cell;
 
 use engine::BackendError;
-use engine::batch::BLOCK;
-use engine::rope::Rotation;
-use model::{HEAD_DIM, KV_HEADS, Model, Spec};
+use model::{Model, Spec};
 
-use crate::activations::{Activations, Rows, Source, Tile, tiles};
-use crate::attention::{Attend, Merge, PARTIAL, ROWS, SCRATCH, SPLIT, Unit};
+use crate::activations::{Activations, Rows, Source, Tile};
+use crate::attention::{Attend, PARTIAL, SCRATCH};
 use crate::kernels::Kernels;
 use crate::kv::{Append, Kv};
 use crate::matmul::{self, Product, STREAMS};
 use crate::memory::{BUFFERS, Shared};
 use crate::packed::{Packed, PackedLayer};
 use crate::panels::Panels;
+use crate::plan::{PARTIALS, Plan};
 use crate::pool::{Shares, Team};
 use crate::simd::LANES;
 
@@ -22,8 +22,6 @@ use crate::simd::LANES;
 pub const TOKENS: usize = 512;
 /// Rows of the head that are computed together.
 pub const HEAD_ROWS: usize = 12;
-/// Partial attention results that fit.
-const PARTIALS: usize = 4096;
 /// Bytes of a unit's weights that pass by once.
 const UNIT_BYTES: usize = 256 << 10;
 /// Panels that a unit multiplies with many tokens: they stay in the second-level cache.
@@ -54,18 +52,8 @@ pub struct Buffers {
     scratch: Shared<f32>,
     scratch_len: usize,
     shares: [Shares; 2],
-    plan: Plan,
-}
-
-/// How a batch is cut; the same for all layers.
-#[derive(Default)]
-struct Plan {
-    tiles: Vec<Tile>,
-    tile_of: Vec<Tile>,
-    rotations: Vec<Rotation>,
-    slots: Vec<(u32, u32)>,
-    units: Vec<Unit>,
-    merges: Vec<Merge>,
+    /// How the batch is cut.
+    pub plan: Plan,
 }
 
 impl Buffers {
@@ -104,85 +92,6 @@ impl Buffers {
     /// Forgets which units were taken, before the threads run.
     pub fn reset(&self) {
         self.shares.iter().for_each(Shares::reset);
-    }
-
-    /// Cuts a batch into tiles of tokens and units of attention.
-    pub fn plan(
-        &mut self,
-        spec: &Spec,
-        batch: &engine::Batch,
-        rotation: impl Fn(u32) -> Rotation,
-        tile_tokens: usize,
-    ) {
-        let plan = &mut self.plan;
-        tiles(batch.tokens.len(), tile_tokens, &mut plan.tiles);
-        plan.tile_of.clear();
-        for tile in &plan.tiles {
-            plan.tile_of.extend(std::iter::repeat_n(*tile, tile.len));
-        }
-        plan.rotations.clear();
-        plan.rotations.extend(batch.positions.iter().map(|&p| rotation(p)));
-        plan.slots.clear();
-        for (sequence, table) in batch.tables.iter().enumerate() {
-            let tokens = batch.offsets[sequence]..batch.offsets[sequence + 1];
-            plan.slots.extend(batch.positions[tokens].iter().map(|&position| {
-                (table[position as usize / BLOCK], (position as usize % BLOCK) as u32)
-            }));
-        }
-        plan.attention(spec, batch, self.shares[0].threads());
-    }
-}
-
-impl Plan {
-    fn attention(&mut self, spec: &Spec, batch: &engine::Batch, threads: usize) {
-        let group = spec.group();
-        let per_unit = (ROWS / group).max(1);
-        self.units.clear();
-        self.merges.clear();
-        for sequence in 0..batch.sequences() {
-            let (first, end) = (batch.offsets[sequence], batch.offsets[sequence + 1]);
-            for token in (first..end).step_by(per_unit) {
-                let tokens = per_unit.min(end - token);
-                let end = batch.positions[token + tokens - 1] as usize + 1;
-                for head in 0..KV_HEADS {
-                    let start = 0;
-                    self.units.push(Unit {
-                        sequence,
-                        head,
-                        token,
-                        tokens,
-                        start,
-                        end,
-                        partial: None,
-                    });
-                }
-            }
-        }
-        // Few units over long contexts: a unit a split, if the partial results fit.
-        let rows = |unit: &Unit| unit.tokens * group;
-        let splits = |unit: &Unit| unit.end.div_ceil(SPLIT);
-        let partials: usize = self.units.iter().map(|unit| rows(unit) * splits(unit)).sum();
-        let long = self.units.iter().any(|unit| splits(unit) > 1);
-        if !long || threads == 1 || self.units.len() >= 8 * threads || partials > PARTIALS {
-            return;
-        }
-        let mut next = 0;
-        for unit in std::mem::take(&mut self.units) {
-            for row in 0..rows(&unit) {
-                self.merges.push(Merge {
-                    token: unit.token + row / group,
-                    head: unit.head * group + row % group,
-                    first: next + row,
-                    splits: splits(&unit),
-                    step: rows(&unit),
-                });
-            }
-            for start in (0..unit.end).step_by(SPLIT) {
-                let end = unit.end.min(start + SPLIT);
-                self.units.push(Unit { start, end, partial: Some(next), ..unit });
-                next += rows(&unit);
-            }
-        }
     }
 }
 
@@ -233,10 +142,7 @@ impl Worker<'_> {
 }
 
 impl<'a> Step<'a> {
-    fn worker(&self, thread: usize, team: &'a Team) -> Worker<'a>
-    where
-        'a: 'a,
-    {
+    fn worker(&self, thread: usize, team: &'a Team) -> Worker<'a> {
         Worker { thread, team, shares: &self.buffers.shares, phase: Cell::new(0) }
     }
 
@@ -263,7 +169,7 @@ impl<'a> Step<'a> {
         self.quantise(worker, &b.normed, Rows::Norm(b.x.at(0), norm));
         let columns = [0, spec.q_width(), spec.q_width() + spec.kv_width()];
         let out = columns.map(|column| (b.qkv.at(column), width));
-        self.multiply(worker, &packed.qkv, &b.normed, &out, false);
+        self.multiply(worker, &packed.qkv, &b.normed, out, false);
 
         let append = Append {
             layer: index,
@@ -306,8 +212,8 @@ impl<'a> Step<'a> {
             });
         }
         self.quantise(worker, &b.mixed, Rows::Plain(b.attended.at(0)));
-        let o = std::slice::from_ref(&packed.o);
-        self.multiply(worker, o, &b.mixed, &[(b.x.at(0), stride(spec.hidden))], true);
+        let out = [(b.x.at(0), stride(spec.hidden))];
+        self.multiply(worker, array::from_ref(&packed.o), &b.mixed, out, true);
     }
 
     /// x += down(silu(gate(norm(x))) * up(norm(x))).
@@ -317,10 +223,10 @@ impl<'a> Step<'a> {
         let norm = layer.ffn_norm.as_f32().as_ptr();
         self.quantise(worker, &b.normed, Rows::Norm(b.x.at(0), norm));
         let out = [(b.gate.at(0), stride(spec.ffn)), (b.up.at(0), stride(spec.ffn))];
-        self.multiply(worker, &packed.gate_up, &b.normed, &out, false);
+        self.multiply(worker, &packed.gate_up, &b.normed, out, false);
         self.quantise(worker, &b.gated, Rows::Gated(b.gate.at(0), b.up.at(0)));
-        let down = std::slice::from_ref(&packed.down);
-        self.multiply(worker, down, &b.gated, &[(b.x.at(0), stride(spec.hidden))], true);
+        let out = [(b.x.at(0), stride(spec.hidden))];
+        self.multiply(worker, array::from_ref(&packed.down), &b.gated, out, true);
     }
 
     /// Logits of up to [`HEAD_ROWS`] tokens; `answer` is then called for each row, by some thread.
@@ -374,27 +280,23 @@ impl<'a> Step<'a> {
     }
 
     /// Multiplies matrices that share their input; `out` is where each puts its first row, and the width.
-    fn multiply(
+    fn multiply<const N: usize>(
         &self,
         worker: &Worker<'_>,
-        matrices: &[Panels],
+        matrices: &[Panels; N],
         input: &Activations,
-        out: &[(*mut f32, usize)],
+        out: [(*mut f32, usize); N],
         add: bool,
     ) {
-        let product = |i: usize| Product {
+        let products: [_; N] = array::from_fn(|i| Product {
             weights: &matrices[i],
             activations: input,
             tiles: &self.buffers.plan.tiles,
             out: out[i].0,
             stride: out[i].1,
             add,
-        };
-        match matrices.len() {
-            1 => self.products(worker, &[product(0)]),
-            2 => self.products(worker, &[product(0), product(1)]),
-            _ => self.products(worker, &[product(0), product(1), product(2)]),
-        }
+        });
+        self.products(worker, &products);
     }
 
     /// One phase of products, cut into units of some panels.
@@ -440,5 +342,3 @@ impl<'a> Step<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.buffers.scratch.at(thread * len), len) }
     }
 }
-
-const _: () = assert!(SPLIT.is_multiple_of(BLOCK) && HEAD_DIM.is_multiple_of(32));

@@ -27,7 +27,8 @@
 //!
 //! # Phases
 //!
-//! A step is one function that all threads run, phase by phase with a barrier between (`forward`, `pool`).
+//! A batch is cut into units of work once (`plan`). A step is one function that all threads run, phase by phase with a
+//! barrier between (`forward`, `pool`).
 //! Within a phase each thread takes units of its own range and then of others'. Nothing is allocated and
 //! no lock is taken unless a thread has waited long enough to sleep.
 //!
@@ -49,6 +50,7 @@ mod memory;
 mod packed;
 mod panels;
 pub mod peaks;
+mod plan;
 mod pool;
 mod simd;
 #[cfg(test)]
@@ -149,7 +151,8 @@ impl Cpu {
         let CpuModel { model, kernels, packed, .. } = self.weights.as_ref();
         let spec = model.spec();
         let rotation = |position| self.rope.at(position);
-        self.buffers.plan(spec, batch, rotation, kernels.tile_tokens);
+        let threads = self.pool.threads();
+        self.buffers.plan.cut(spec, batch, rotation, kernels.tile_tokens, threads);
         let step = Step {
             model,
             packed,

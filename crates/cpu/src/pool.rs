@@ -230,11 +230,6 @@ impl Shares {
         Shares { next: (0..threads).map(|_| Counter::default()).collect() }
     }
 
-    /// Threads.
-    pub fn threads(&self) -> usize {
-        self.next.len()
-    }
-
     /// Forgets what was taken.
     pub fn reset(&self) {
         for counter in &self.next {
