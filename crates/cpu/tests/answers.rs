@@ -1,7 +1,7 @@
 //! Answers of kipp-tiny: those of the reference on every instruction class, the same bits in any company, any
 //! chunking and on any number of threads, and all but the same ones from an 8-bit cache.
 
-#[path = "../../engine/tests/common/mod.rs"]
+#[path = "../../engine/tests/common/goldens.rs"]
 mod goldens;
 
 use std::sync::Arc;

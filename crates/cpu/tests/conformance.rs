@@ -1,25 +1,16 @@
 //! The engine's gates on every instruction class of this machine.
 
+#[path = "../../engine/tests/common/gates.rs"]
+mod gates;
+
 use std::sync::Arc;
 
 use cpu::{Class, Cpu, CpuModel, Options};
-use engine::conformance::{GATES, Reproducibility, Rig, Subject};
+use engine::conformance::{Reproducibility, Rig, Subject};
+use gates::RAGGED;
 use model::{Model, Scheme, Spec};
 
-/// Widths that are multiples of 32 and of nothing larger, five query heads a KV head, and a vocabulary
-/// that fills no panel.
-const RAGGED: Spec = Spec {
-    layers: 2,
-    hidden: 160,
-    ffn: 352,
-    heads: 40,
-    vocab: 331,
-    context: 2048,
-    theta: 1e6,
-    tied: false,
-};
-
-fn gates(model: &Arc<Model>, options: Options, bound: f64, seed: u64) {
+fn pass(model: &Arc<Model>, options: Options, bound: f64, seed: u64) {
     let weights = CpuModel::load(Arc::clone(model), options, &mut |_, _| ()).expect("weights");
     let mut make = |kv| Ok(Box::new(Cpu::new(&weights, kv)?) as Box<_>);
     let mut rig = Rig::new(Subject {
@@ -30,14 +21,7 @@ fn gates(model: &Arc<Model>, options: Options, bound: f64, seed: u64) {
         threads: 2,
         seed,
     });
-    for gate in GATES {
-        let finding = (gate.run)(&mut rig).expect(gate.name);
-        println!(
-            "{:?} {:?} {:<14} {:>9.2e} {} ({})",
-            options.class, model.scheme, gate.name, finding.figure, finding.unit, finding.detail
-        );
-        assert!(finding.holds(), "{}: {finding:?}", gate.name);
-    }
+    gates::hold(&mut rig, format_args!("{:?} {:?}", options.class, model.scheme));
 }
 
 /// Runs the gates for every scheme, if this machine has the class.
@@ -50,7 +34,7 @@ fn class_passes(class: Class) {
         [Scheme::Bf16, Scheme::Q8_0, Scheme::Q4_1, Scheme::Q4_0].into_iter().enumerate()
     {
         let model = Model::synthetic(RAGGED, (scheme, Scheme::Q8_0), 1).expect("synthetic");
-        gates(&Arc::new(model), Options { threads: 1 + i % 3, class }, 1e-5, 11 + i as u64);
+        pass(&Arc::new(model), Options { threads: 1 + i % 3, class }, 1e-5, 11 + i as u64);
     }
 }
 
@@ -71,7 +55,7 @@ fn foreign_types() {
         for class in [Class::best()].into_iter().chain(portable) {
             // The scales of K-quants are rounded once more when they are packed.
             let bound = if i == 0 { 1e-5 } else { 3e-5 };
-            gates(&model, Options { threads: 1 + i % 3, class }, bound, 31 + i as u64);
+            pass(&model, Options { threads: 1 + i % 3, class }, bound, 31 + i as u64);
         }
     }
 }

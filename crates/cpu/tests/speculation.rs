@@ -1,5 +1,8 @@
 //! Speculation on the CPU backend: the very tokens of plain decoding, over many prompts.
 
+#[path = "../../engine/tests/common/validation.rs"]
+mod validation;
+
 use std::sync::Arc;
 
 use cpu::{Cpu, CpuModel, Options};
@@ -17,10 +20,7 @@ fn backend(model: &Arc<Model>, kv: KvConfig) -> Result<Box<dyn Backend>, Backend
 fn identical(count: usize) {
     let model = Arc::new(Model::builtin().expect("the built-in model"));
     let small = Arc::new(model.requantised(Scheme::Q4_0).expect("another scheme"));
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/data/goldens/valid.u16");
-    let bytes = std::fs::read(file).expect("valid.u16");
-    let story: Vec<u32> =
-        bytes.chunks_exact(2).map(|b| u32::from(u16::from_le_bytes([b[0], b[1]]))).collect();
+    let story = validation::text();
     let mut make = |kv| backend(&model, kv);
     let mut rig = Rig::new(Subject {
         model: Arc::clone(&model),

@@ -1,5 +1,8 @@
 //! kipp-tiny on text against the oracle, and against llama.cpp: what a user of the model would notice.
 
+#[path = "../../engine/tests/common/validation.rs"]
+mod validation;
+
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,10 +52,7 @@ fn perplexity(logits: &[Vec<f32>], tokens: &[u32]) -> f64 {
 
 #[test]
 fn text_reads_as_the_oracle_reads_it() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/data/goldens/valid.u16");
-    let bytes = std::fs::read(file).expect("valid.u16");
-    let pairs = bytes.chunks_exact(2).take(TOKENS);
-    let tokens: Vec<u32> = pairs.map(|b| u32::from(u16::from_le_bytes([b[0], b[1]]))).collect();
+    let tokens = &validation::text()[..TOKENS];
     let kv = KvConfig { blocks: TOKENS / 32, kind: KvKind::Bf16 };
     for scheme in [Scheme::Bf16, Scheme::Q8_0, Scheme::Q4_1, Scheme::Q4_0] {
         let model = Arc::new(under(scheme));
@@ -60,10 +60,10 @@ fn text_reads_as_the_oracle_reads_it() {
         let options = Options { threads: 2, ..Options::default() };
         let weights = CpuModel::load(model, options, &mut |_, _| ()).expect("weights");
         let mut cpu = Cpu::new(&weights, kv).expect("a backend");
-        let (found, expected) = (logits(&mut cpu, &tokens), logits(&mut oracle, &tokens));
+        let (found, expected) = (logits(&mut cpu, tokens), logits(&mut oracle, tokens));
         let error = nmse(&found.concat(), &expected.concat());
         let worst = found.iter().zip(&expected).map(|(a, b)| nmse(a, b)).fold(0.0, f64::max);
-        let (a, b) = (perplexity(&found, &tokens), perplexity(&expected, &tokens));
+        let (a, b) = (perplexity(&found, tokens), perplexity(&expected, tokens));
         println!(
             "{scheme:?}: NMSE {error:.2e}, worst row {worst:.2e}, perplexity {a:.5} against {b:.5}"
         );

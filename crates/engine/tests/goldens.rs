@@ -1,15 +1,16 @@
 //! The oracle against an independent reference.
 
-mod common;
+#[path = "common/goldens.rs"]
+mod goldens;
 
 use std::sync::Arc;
 
-use common::{Golden, goldens, manifest};
 use engine::conformance::nmse;
 use engine::sampling::argmax;
 use engine::{
     Answer, Backend, Batch, KvConfig, KvKind, KvPool, Oracle, Output, Row, Sequence, Want,
 };
+use goldens::{Golden, goldens, manifest};
 use model::{Model, Scheme, Spec};
 
 /// The oracle may differ from float64 by rounding alone. A key or value that lies between two bfloat16

@@ -1,5 +1,8 @@
 //! Windows, saved distributions and divergence, on kipp-tiny.
 
+#[path = "common/validation.rs"]
+mod validation;
+
 use std::io::Cursor;
 use std::sync::Arc;
 
@@ -14,10 +17,7 @@ const WINDOWS: Windows = Windows { window: 48, stride: 32 };
 
 /// The first tokens of the validation text.
 fn text(count: usize) -> Vec<u32> {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/goldens/valid.u16");
-    let bytes = std::fs::read(file).expect("valid.u16");
-    let pairs = bytes.chunks_exact(2).take(count);
-    pairs.map(|b| u32::from(u16::from_le_bytes([b[0], b[1]]))).collect()
+    validation::text()[..count].to_vec()
 }
 
 /// kipp-tiny under a scheme, evaluated by the oracle.

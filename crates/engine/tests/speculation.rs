@@ -1,5 +1,8 @@
 //! Speculation: the same tokens as without, in fewer forward passes.
 
+#[path = "common/validation.rs"]
+mod validation;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -306,9 +309,7 @@ fn oracle(model: &Arc<Model>, positions: usize) -> Box<Oracle> {
 #[test]
 fn a_draft_model_and_the_text_itself_draft_for_kipp_tiny() {
     let (model, small) = (under(Scheme::Bf16), under(Scheme::Q4_0));
-    let bytes = std::fs::read("tests/data/goldens/valid.u16").expect("valid.u16");
-    let text: Vec<u32> =
-        bytes.chunks_exact(2).map(|b| u32::from(u16::from_le_bytes([b[0], b[1]]))).collect();
+    let text = validation::text();
     let engine = || {
         let settings = Settings { max_running: 3, token_budget: 256, context: 400 };
         Engine::new(oracle(&model, 1000), Vocabulary::tiny(), settings)
