@@ -19,6 +19,7 @@ const UNSAFE: &[(&str, &str)] = &[
         "activations attention chains forward kernels kv matmul memory packed panels peaks pool simd \
          tests",
     ),
+    ("crates/cpu/tests", "allocations"),
     ("crates/cuda/src", "backend decode driver kernels peaks weights"),
     ("crates/metal/src", "bridge device emulator weights"),
 ];
