@@ -152,6 +152,24 @@ pub fn token_ids(value: &RawValue, at: &str) -> Result<Vec<u32>> {
     })
 }
 
+/// A text, or the texts of an array of parts whose type is one of `kinds`, joined.
+pub fn text_of(value: &RawValue, at: &str, kinds: &[&str], expected: &str) -> Result<String> {
+    if is_string(value) {
+        return parse(value, at, "a text");
+    }
+    let mut text = String::new();
+    for (at, value) in elements(value, at)? {
+        let mut part = Fields::read(value, at)?;
+        let path = part.path("type");
+        let kind = part.string("type")?.unwrap_or_default();
+        if !kinds.contains(&&*kind) {
+            return Err(ApiError::field(&path, expected, format!("{kind:?}")));
+        }
+        text.push_str(&part.string("text")?.unwrap_or_default());
+    }
+    Ok(text)
+}
+
 /// Whether a value is a string.
 pub fn is_string(value: &RawValue) -> bool {
     value.get().starts_with('"')

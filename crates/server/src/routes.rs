@@ -19,11 +19,12 @@ use serde_json::json;
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
+use crate::answer::{Answers, Ask};
 use crate::app::{App, Engine};
 use crate::connections::Busy;
 use crate::error::{ApiError, Result};
 use crate::record::Record;
-use crate::reply::json_body;
+use crate::reply::{Writer, json_body, send};
 use crate::{anthropic, guard, openai, page, responses};
 
 /// How long a body may take to arrive.
@@ -55,11 +56,14 @@ pub fn router(app: Arc<App>) -> Router {
 /// Bytes of a body that are read whatever else is going on.
 const SMALL_BODY: usize = 64 << 10;
 
+/// What a body asks for: generations, the writer of their answers, and whether as a stream.
+pub type Asked<W> = (Vec<Ask>, W, bool);
+
 /// A request to one of the endpoints that read a body.
 pub struct Call {
-    pub app: Arc<App>,
-    pub engine: Arc<Engine>,
-    pub record: Arc<Record>,
+    app: Arc<App>,
+    engine: Arc<Engine>,
+    record: Arc<Record>,
     body: Body,
     busy: Option<Arc<Busy>>,
 }
@@ -92,6 +96,16 @@ impl Call {
         }
         let task = tokio::task::spawn_blocking(move || read(&engine, &body));
         task.await.map_err(|_| ApiError::internal("reading the request failed"))?
+    }
+
+    /// Starts what the body asks for, as `read` understands it, and sends the answers.
+    pub async fn answer<W: Writer>(
+        mut self,
+        read: fn(&Engine, &[u8]) -> Result<Asked<W>>,
+    ) -> Result<Response> {
+        let (asks, writer, streamed) = self.prepare(read).await?;
+        let answers = Answers::start(&self.app, &self.engine, &self.record, asks)?;
+        send(answers, writer, streamed).await
     }
 }
 

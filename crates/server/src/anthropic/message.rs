@@ -6,7 +6,7 @@ use text::json::write_python;
 use text::{Message, Role};
 
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, elements, is_string, parse};
+use crate::fields::{self, Fields, elements, is_string, parse};
 
 /// Reads one message into the turns that the model knows: results of tools are turns of their own.
 pub fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()> {
@@ -76,20 +76,5 @@ pub fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()
 
 /// A text, or blocks of text.
 pub fn text_of(value: &RawValue, at: &str) -> Result<String> {
-    if is_string(value) {
-        return parse(value, at, "a text");
-    }
-    let mut text = String::new();
-    for (at, value) in elements(value, at)? {
-        let mut block = Fields::read(value, at)?;
-        let path = block.path("type");
-        match block.string("type")?.as_deref() {
-            Some("text") => text.push_str(&block.string("text")?.unwrap_or_default()),
-            other => {
-                let found = format!("{:?}", other.unwrap_or_default());
-                return Err(ApiError::field(&path, "\"text\"", found));
-            }
-        }
-    }
-    Ok(text)
+    fields::text_of(value, at, &["text"], "\"text\"")
 }

@@ -9,14 +9,13 @@ use model::Variant;
 use serde_json::json;
 use text::{Message, Role};
 
-use crate::answer::{Answers, Ask};
 use crate::app::Engine;
 use crate::chat::{Chat, Effort, Format, Tool, ToolChoice, check_choice, flat_tool};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, elements};
 use crate::params::{Params, stop_texts};
-use crate::reply::{json_body, send};
-use crate::routes::Call;
+use crate::reply::json_body;
+use crate::routes::{Asked, Call};
 
 use blocks::Blocks;
 use message::{message, text_of};
@@ -25,10 +24,8 @@ use message::{message, text_of};
 const MAX_STOPS: usize = 64;
 
 /// Answers a request for a message.
-pub async fn handle(mut call: Call) -> Result<Response> {
-    let (asks, writer, streamed) = call.prepare(read).await?;
-    let answers = Answers::start(&call.app, &call.engine, &call.record, asks)?;
-    send(answers, writer, streamed).await
+pub async fn handle(call: Call) -> Result<Response> {
+    call.answer(read).await
 }
 
 /// Counts the prompt tokens of a request.
@@ -42,7 +39,7 @@ pub async fn count(mut call: Call) -> Result<Response> {
     Ok(json_body(&json!({"input_tokens": tokens.await?})))
 }
 
-fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Blocks, bool)> {
+fn read(engine: &Engine, body: &[u8]) -> Result<Asked<Blocks>> {
     let mut fields = Fields::body(body)?;
     let mut chat = conversation(engine, &mut fields)?;
     if chat.params.max_tokens.is_none_or(|tokens| tokens == 0) {

@@ -7,27 +7,25 @@ use text::Tokenizer;
 use text::chat::{ToolCall, messages};
 
 use super::{Head, finish_reason, scored, timings};
-use crate::answer::{Answers, Ask, EndOfAnswer, Step, Whole};
+use crate::answer::{EndOfAnswer, Step, Whole};
 use crate::app::{Engine, new_id};
 use crate::chat::{Chat, Effort, Format, ToolChoice, check_choice, openai_tools};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, is_string, kind, parse};
 use crate::params::{MAX_TOP, Params, stream_options};
-use crate::reply::{Events, Writer, send};
-use crate::routes::Call;
+use crate::reply::{Events, Writer};
+use crate::routes::{Asked, Call};
 
 /// What a chunk of a stream calls itself.
 const CHUNK: &str = "chat.completion.chunk";
 
 /// Answers the request.
-pub async fn handle(mut call: Call) -> Result<Response> {
-    let (asks, writer, streamed) = call.prepare(read).await?;
-    let answers = Answers::start(&call.app, &call.engine, &call.record, asks)?;
-    send(answers, writer, streamed).await
+pub async fn handle(call: Call) -> Result<Response> {
+    call.answer(read).await
 }
 
 /// Reads the request.
-fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Completion, bool)> {
+fn read(engine: &Engine, body: &[u8]) -> Result<Asked<Completion>> {
     let card = &engine.card;
     let mut fields = Fields::body(body)?;
     engine.check_model(fields.string("model")?.as_deref())?;

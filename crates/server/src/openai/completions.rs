@@ -6,14 +6,14 @@ use serde_json::{Map, Value, json};
 use text::{Begin, Decoder, Special, Tokenizer};
 
 use super::{Head, finish_reason, finite, spell, timings};
-use crate::answer::{Answers, Ask, EndOfAnswer, Splitter, Step, Whole};
+use crate::answer::{Ask, EndOfAnswer, Splitter, Step, Whole};
 use crate::app::Engine;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, elements, is_string, kind, parse, token_ids};
 use crate::guide::Rules;
 use crate::params::{MAX_TOP, Params, stream_options};
-use crate::reply::{Events, Writer, send};
-use crate::routes::Call;
+use crate::reply::{Events, Writer};
+use crate::routes::{Asked, Call};
 
 /// Tokens to generate where a request does not say: OpenAI's own default for this endpoint.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -26,14 +26,12 @@ const MAX_ANSWERS: usize = 128;
 const OBJECT: &str = "text_completion";
 
 /// Answers the request.
-pub async fn handle(mut call: Call) -> Result<Response> {
-    let (asks, writer, streamed) = call.prepare(read).await?;
-    let answers = Answers::start(&call.app, &call.engine, &call.record, asks)?;
-    send(answers, writer, streamed).await
+pub async fn handle(call: Call) -> Result<Response> {
+    call.answer(read).await
 }
 
 /// Reads the request.
-fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Completions, bool)> {
+fn read(engine: &Engine, body: &[u8]) -> Result<Asked<Completions>> {
     let card = &engine.card;
     let mut fields = Fields::body(body)?;
     engine.check_model(fields.string("model")?.as_deref())?;

@@ -5,7 +5,7 @@ use text::chat::ToolCall;
 use text::{Message, Role};
 
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, elements, is_string, parse};
+use crate::fields::{self, Fields, elements, is_string, parse};
 
 /// Reads `input`: a text of the user, or items.
 pub fn messages(fields: &mut Fields<'_>) -> Result<Vec<Message>> {
@@ -70,22 +70,6 @@ fn role(item: &mut Fields<'_>) -> Result<Role> {
 
 /// A text, or parts of text.
 fn text_of(value: &RawValue, at: &str) -> Result<String> {
-    if is_string(value) {
-        return parse(value, at, "a text");
-    }
-    let mut text = String::new();
-    for (at, value) in elements(value, at)? {
-        let mut part = Fields::read(value, at)?;
-        let path = part.path("type");
-        match part.string("type")?.as_deref() {
-            Some("input_text" | "output_text" | "reasoning_text" | "text") => {
-                text.push_str(&part.string("text")?.unwrap_or_default());
-            }
-            other => {
-                let found = format!("{:?}", other.unwrap_or_default());
-                return Err(ApiError::field(&path, "input_text or output_text", found));
-            }
-        }
-    }
-    Ok(text)
+    let kinds = ["input_text", "output_text", "reasoning_text", "text"];
+    fields::text_of(value, at, &kinds, "input_text or output_text")
 }

@@ -8,56 +8,25 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use text::{Message, Role};
 
-use crate::answer::{Answers, Ask};
 use crate::app::{Engine, new_id, unix_time};
 use crate::chat::{Chat, Effort, Format, ToolChoice, check_choice, expect_function, flat_tool};
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::params::Params;
-use crate::reply::send;
-use crate::routes::Call;
+use crate::routes::{Asked, Call};
 
 use output::Output;
 
 /// Answers the request.
-pub async fn handle(mut call: Call) -> Result<Response> {
-    let (asks, writer, streamed) = call.prepare(read).await?;
-    let answers = Answers::start(&call.app, &call.engine, &call.record, asks)?;
-    send(answers, writer, streamed).await
+pub async fn handle(call: Call) -> Result<Response> {
+    call.answer(read).await
 }
 
-fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Output, bool)> {
+fn read(engine: &Engine, body: &[u8]) -> Result<Asked<Output>> {
     let card = &engine.card;
     let mut fields = Fields::body(body)?;
     engine.check_model(fields.string("model")?.as_deref())?;
-    let echo = |fields: &Fields<'_>, name: &str, otherwise: Value| match fields.get(name) {
-        Some(value) => serde_json::from_str(value.get()).unwrap_or(otherwise),
-        None => otherwise,
-    };
-    let mut object = json!({
-        "id": new_id("resp_"),
-        "object": "response",
-        "created_at": unix_time(),
-        "status": "in_progress",
-        "background": false,
-        "error": null,
-        "incomplete_details": null,
-        "instructions": echo(&fields, "instructions", Value::Null),
-        "max_output_tokens": echo(&fields, "max_output_tokens", Value::Null),
-        "metadata": echo(&fields, "metadata", json!({})),
-        "model": card.id,
-        "output": [],
-        "parallel_tool_calls": echo(&fields, "parallel_tool_calls", true.into()),
-        "previous_response_id": null,
-        "reasoning": echo(&fields, "reasoning", json!({"effort": null, "summary": null})),
-        "store": false,
-        "text": echo(&fields, "text", json!({"format": {"type": "text"}})),
-        "tool_choice": echo(&fields, "tool_choice", "auto".into()),
-        "tools": echo(&fields, "tools", json!([])),
-        "truncation": "disabled",
-        "usage": null,
-        "user": echo(&fields, "user", Value::Null),
-    });
+    let mut object = begun(&fields, &card.id);
     let mut messages = Vec::new();
     if let Some(instructions) = fields.string("instructions")? {
         messages.push(Message::new(Role::System, instructions));
@@ -100,6 +69,38 @@ fn read(engine: &Engine, body: &[u8]) -> Result<(Vec<Ask>, Output, bool)> {
     }
     fields.finish()?;
     Ok((chat.asks(engine)?, Output::new(object), streamed))
+}
+
+/// The response as it begins, with what it repeats of the request.
+fn begun(fields: &Fields<'_>, model: &str) -> Value {
+    let echo = |name: &str, otherwise: Value| match fields.get(name) {
+        Some(value) => serde_json::from_str(value.get()).unwrap_or(otherwise),
+        None => otherwise,
+    };
+    json!({
+        "id": new_id("resp_"),
+        "object": "response",
+        "created_at": unix_time(),
+        "status": "in_progress",
+        "background": false,
+        "error": null,
+        "incomplete_details": null,
+        "instructions": echo("instructions", Value::Null),
+        "max_output_tokens": echo("max_output_tokens", Value::Null),
+        "metadata": echo("metadata", json!({})),
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": echo("parallel_tool_calls", true.into()),
+        "previous_response_id": null,
+        "reasoning": echo("reasoning", json!({"effort": null, "summary": null})),
+        "store": false,
+        "text": echo("text", json!({"format": {"type": "text"}})),
+        "tool_choice": echo("tool_choice", "auto".into()),
+        "tools": echo("tools", json!([])),
+        "truncation": "disabled",
+        "usage": null,
+        "user": echo("user", Value::Null),
+    })
 }
 
 fn effort(fields: &mut Fields<'_>) -> Result<Effort> {
