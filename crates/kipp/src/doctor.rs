@@ -2,10 +2,9 @@
 
 use anyhow::Result;
 use engine::{KvConfig, KvKind};
-use model::layout;
 use model::registry::CHECKPOINTS;
-use model::{Checkpoint, Scheme};
-use serde_json::json;
+use model::{Checkpoint, Scheme, layout};
+use serde_json::{Value, json};
 
 use crate::backends;
 use crate::machine;
@@ -25,88 +24,110 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
-    let memory = machine::available_memory();
-    let class = format!("{:?}", cpu::Class::best());
-    let classes: Vec<String> = cpu::Class::available().iter().map(|c| format!("{c:?}")).collect();
-    let cuda = backends::cuda_devices();
-    let lines = |gpus: &Vec<backends::Gpu>| gpus.iter().map(|gpu| gpu.line.clone()).collect();
-    // A GPU behind Metal has the processor's memory.
-    let gpus = [
-        ("cuda", cuda.as_ref().map(lines).map_err(String::clone)),
-        ("metal", backends::metal_devices()),
-    ];
-    // What is known of the memory that models may take: the processor's, then each GPU's.
-    let memories = || cuda.iter().flatten().map(|gpu| (gpu.name.clone(), Some(gpu.memory)));
-    let places: Vec<(String, Option<u64>)> =
-        [("processor".to_string(), memory)].into_iter().chain(memories()).collect();
-    let best = |checkpoint: &Checkpoint, memory: Option<u64>| {
-        let fits = |scheme: &Scheme| {
-            memory.is_none_or(|free| needed(checkpoint, *scheme, args.ctx) <= free)
-        };
-        Scheme::ALL.into_iter().find(fits)
-    };
-    if args.json {
+    let found = Found::new();
+    match args.json {
+        true => print(&format!("{}\n", found.report(args.ctx))),
+        false => print(&(found.text(args.ctx) + "\n")),
+    }
+}
+
+/// What this machine has.
+struct Found {
+    classes: Vec<String>,
+    /// Bytes of memory that are available, where that is known.
+    memory: Option<u64>,
+    /// By backend: its devices, or why there are none.
+    gpus: [(&'static str, Result<Vec<String>, String>); 2],
+    /// Where models may be and how much memory is known to be there: the processor's, then each GPU's.
+    places: Vec<(String, Option<u64>)>,
+}
+
+impl Found {
+    fn new() -> Self {
+        let memory = machine::available_memory();
+        let cuda = backends::cuda_devices();
+        let mut places = vec![("processor".to_string(), memory)];
+        places.extend(cuda.iter().flatten().map(|gpu| (gpu.name.clone(), Some(gpu.memory))));
+        Found {
+            classes: cpu::Class::available().iter().map(|class| format!("{class:?}")).collect(),
+            memory,
+            gpus: [
+                ("cuda", cuda.map(|gpus| gpus.into_iter().map(|gpu| gpu.line).collect())),
+                // A GPU behind Metal has the processor's memory.
+                ("metal", backends::metal_devices()),
+            ],
+            places,
+        }
+    }
+
+    fn report(&self, context: usize) -> Value {
         let devices = |found: &Result<Vec<String>, String>| match found {
             Ok(devices) => json!({ "devices": devices }),
             Err(why) => json!({ "unavailable": why }),
         };
-        let models = CHECKPOINTS.iter().map(|c| {
-            let fits = places.iter().map(|(place, memory)| {
-                let scheme = best(c, *memory);
+        let models = CHECKPOINTS.iter().map(|checkpoint| {
+            let fits = self.places.iter().map(|(place, memory)| {
+                let best = largest(checkpoint, *memory, context);
                 json!({
                     "on": place,
-                    "largest_scheme": scheme.map(Scheme::name),
-                    "bytes": scheme.map(|scheme| needed(c, scheme, args.ctx)),
+                    "largest_scheme": best.map(|(scheme, _)| scheme.name()),
+                    "bytes": best.map(|(_, bytes)| bytes),
                 })
             });
-            json!({ "id": c.id, "fits": fits.collect::<Vec<_>>() })
+            json!({ "id": checkpoint.id, "fits": fits.collect::<Vec<_>>() })
         });
-        let report = json!({
+        json!({
             "processor": machine::processor(),
             "threads": cpu::default_threads(),
-            "instructions": class,
-            "instruction_classes": classes,
-            "available_memory_bytes": memory,
-            "cuda": devices(&gpus[0].1),
-            "metal": devices(&gpus[1].1),
-            "context": args.ctx,
+            "instructions": format!("{:?}", cpu::Class::best()),
+            "instruction_classes": self.classes,
+            "available_memory_bytes": self.memory,
+            "cuda": devices(&self.gpus[0].1),
+            "metal": devices(&self.gpus[1].1),
+            "context": context,
             "models": models.collect::<Vec<_>>(),
-        });
-        return print(&format!("{report}\n"));
+        })
     }
-    let mut text = format!(
-        "processor    {}, {} threads\ninstructions {class} (of {})\nmemory       {}\n",
-        machine::processor(),
-        cpu::default_threads(),
-        classes.join(", "),
-        memory.map_or("unknown".to_string(), |bytes| size(bytes) + " available"),
-    );
-    for (name, found) in &gpus {
-        match found {
-            Ok(found) => found.iter().for_each(|device| text += &format!("{name:<12} {device}\n")),
-            Err(why) => text += &format!("{name:<12} {why}\n"),
-        }
-    }
-    text += &format!("\nlargest scheme that fits with {} positions:\n  {:<24}", args.ctx, "");
-    places.iter().for_each(|(place, _)| text += &format!(" {place:<20}"));
-    for checkpoint in &CHECKPOINTS {
-        text += &format!("\n  {:<24}", checkpoint.id);
-        for (_, memory) in &places {
-            let fit = match best(checkpoint, *memory) {
-                Some(scheme) => {
-                    format!("{} ({})", scheme.name(), size(needed(checkpoint, scheme, args.ctx)))
+
+    fn text(&self, context: usize) -> String {
+        let mut text = format!(
+            "processor    {}, {} threads\ninstructions {:?} (of {})\nmemory       {}\n",
+            machine::processor(),
+            cpu::default_threads(),
+            cpu::Class::best(),
+            self.classes.join(", "),
+            self.memory.map_or("unknown".to_string(), |bytes| size(bytes) + " available"),
+        );
+        for (name, found) in &self.gpus {
+            match found {
+                Ok(found) => {
+                    found.iter().for_each(|device| text += &format!("{name:<12} {device}\n"));
                 }
-                None => "none".to_string(),
-            };
-            text += &format!(" {fit:<20}");
+                Err(why) => text += &format!("{name:<12} {why}\n"),
+            }
         }
+        text += &format!("\nlargest scheme that fits with {context} positions:\n  {:<24}", "");
+        self.places.iter().for_each(|(place, _)| text += &format!(" {place:<20}"));
+        for checkpoint in &CHECKPOINTS {
+            text += &format!("\n  {:<24}", checkpoint.id);
+            for (_, memory) in &self.places {
+                let fit = match largest(checkpoint, *memory, context) {
+                    Some((scheme, bytes)) => format!("{} ({})", scheme.name(), size(bytes)),
+                    None => "none".to_string(),
+                };
+                text += &format!(" {fit:<20}");
+            }
+        }
+        text
     }
-    print(&(text + "\n"))
 }
 
-/// Bytes of weights and KV cache.
-fn needed(checkpoint: &Checkpoint, scheme: Scheme, context: usize) -> u64 {
-    let weights = layout::bytes(&checkpoint.spec, scheme, scheme.default_head());
+/// The largest scheme whose weights and KV cache fit into `memory`, and their bytes.
+fn largest(checkpoint: &Checkpoint, memory: Option<u64>, context: usize) -> Option<(Scheme, u64)> {
     let kv = KvConfig::for_positions(context, KvKind::Bf16).bytes(checkpoint.spec.layers);
-    weights + kv
+    let needed = |scheme: Scheme| {
+        (scheme, layout::bytes(&checkpoint.spec, scheme, scheme.default_head()) + kv)
+    };
+    let fits = |&(_, bytes): &(Scheme, u64)| memory.is_none_or(|free| bytes <= free);
+    Scheme::ALL.into_iter().map(needed).find(fits)
 }
