@@ -1,5 +1,7 @@
 //! `kipp inspect`: what is in a model file, and what it takes to run it.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use engine::{KvConfig, KvKind};
 use model::Model;
@@ -36,25 +38,51 @@ pub fn run(args: Args) -> Result<()> {
         let file = reference.file()?;
         (Gguf::open(&file)?, Model::open(&file)?)
     };
-    let context = args.ctx.unwrap_or(model.spec().context);
-    let kv = |kind| KvConfig::for_positions(context, kind).bytes(model.spec().layers);
-    let weights: usize = gguf.tensors.iter().map(|tensor| tensor.range.len()).sum();
-    let (id, variant) = match model.checkpoint() {
-        Some(checkpoint) => (checkpoint.id, format!("{:?}", checkpoint.variant)),
-        None => ("none", "none".to_string()),
-    };
-    let memory = json!({
-        "weights_bytes": weights,
-        "context": context,
-        "kv_bf16_bytes": kv(KvKind::Bf16),
-        "kv_q8_0_bytes": kv(KvKind::Q8_0),
-        "total_bytes": weights as u64 + kv(KvKind::Bf16),
-    });
-    let types = types(&gguf);
-    if args.json {
+    let found = Found::new(gguf, model, args.ctx);
+    match args.json {
+        true => print(&format!("{}\n", found.report())),
+        false => print(&found.text(args.tensors)),
+    }
+}
+
+/// A model file.
+struct Found {
+    gguf: Gguf,
+    model: Model,
+    /// Id and chat behaviour of the registry entry.
+    id: &'static str,
+    variant: String,
+    /// Bytes of all tensors.
+    weights: u64,
+    /// Positions of the KV cache, and its bytes in bf16 and in q8_0.
+    context: usize,
+    kv: [u64; 2],
+}
+
+impl Found {
+    fn new(gguf: Gguf, model: Model, context: Option<usize>) -> Self {
+        let context = context.unwrap_or(model.spec().context);
+        let kv = |kind| KvConfig::for_positions(context, kind).bytes(model.spec().layers);
+        let (id, variant) = match model.checkpoint() {
+            Some(checkpoint) => (checkpoint.id, format!("{:?}", checkpoint.variant)),
+            None => ("none", "none".to_string()),
+        };
+        Found {
+            id,
+            variant,
+            weights: gguf.tensors.iter().map(|tensor| tensor.range.len() as u64).sum(),
+            context,
+            kv: [KvKind::Bf16, KvKind::Q8_0].map(kv),
+            gguf,
+            model,
+        }
+    }
+
+    fn report(&self) -> Value {
+        let fields = self.gguf.metadata.iter();
         let metadata: Map<String, Value> =
-            gguf.metadata.iter().map(|(key, field)| (key.clone(), value(field))).collect();
-        let tensors = gguf.tensors.iter().map(|tensor| {
+            fields.map(|(key, field)| (key.clone(), value(field))).collect();
+        let tensors = self.gguf.tensors.iter().map(|tensor| {
             json!({
                 "name": tensor.name,
                 "type": tensor.ty.to_string(),
@@ -63,50 +91,59 @@ pub fn run(args: Args) -> Result<()> {
                 "bytes": tensor.range.len(),
             })
         });
-        let report = json!({
-            "checkpoint": id,
-            "variant": variant,
-            "origin": origin(&model),
-            "scheme": model.scheme.name(),
-            "head": model.head.name(),
-            "types": types.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
-            "memory": memory,
+        json!({
+            "checkpoint": self.id,
+            "variant": self.variant,
+            "origin": origin(&self.model),
+            "scheme": self.model.scheme.name(),
+            "head": self.model.head.name(),
+            "types": types(&self.gguf).into_iter().collect::<BTreeMap<_, _>>(),
+            "memory": {
+                "weights_bytes": self.weights,
+                "context": self.context,
+                "kv_bf16_bytes": self.kv[0],
+                "kv_q8_0_bytes": self.kv[1],
+                "total_bytes": self.weights + self.kv[0],
+            },
             "metadata": metadata,
             "tensors": tensors.collect::<Vec<_>>(),
-        });
-        return print(&format!("{report}\n"));
+        })
     }
-    let mixture: Vec<String> =
-        types.iter().map(|(name, count)| format!("{count} {name}")).collect();
-    let mut text = format!(
-        "checkpoint  {id} ({variant})\norigin      {}\nscheme      {}, embedding and head {}\n\
-         weights     {} in {}\nKV cache    {} (bf16) or {} (q8_0) for {context} positions\n\
-         memory      {} with a bf16 cache\n\n",
-        origin(&model),
-        model.scheme.name(),
-        model.head.name(),
-        size(weights as u64),
-        mixture.join(", "),
-        size(kv(KvKind::Bf16)),
-        size(kv(KvKind::Q8_0)),
-        size(weights as u64 + kv(KvKind::Bf16)),
-    );
-    for (key, field) in &gguf.metadata {
-        text += &format!("{key} = {}\n", brief(field));
-    }
-    if args.tensors {
-        text += "\n";
-        for tensor in &gguf.tensors {
-            text += &format!(
-                "{:<32} {:>5} {:>16} {:>9}\n",
-                tensor.name,
-                tensor.ty.to_string(),
-                format!("{:?}", tensor.dims),
-                size(tensor.range.len() as u64),
-            );
+
+    fn text(&self, tensors: bool) -> String {
+        let Found { id, variant, context, weights, kv: [bf16, q8_0], .. } = self;
+        let types: Vec<String> =
+            types(&self.gguf).iter().map(|(name, count)| format!("{count} {name}")).collect();
+        let mut text = format!(
+            "checkpoint  {id} ({variant})\norigin      {}\nscheme      {}, embedding and head {}\n\
+             weights     {} in {}\nKV cache    {} (bf16) or {} (q8_0) for {context} positions\n\
+             memory      {} with a bf16 cache\n\n",
+            origin(&self.model),
+            self.model.scheme.name(),
+            self.model.head.name(),
+            size(*weights),
+            types.join(", "),
+            size(*bf16),
+            size(*q8_0),
+            size(weights + bf16),
+        );
+        for (key, field) in &self.gguf.metadata {
+            text += &format!("{key} = {}\n", brief(field));
         }
+        if tensors {
+            text += "\n";
+            for tensor in &self.gguf.tensors {
+                text += &format!(
+                    "{:<32} {:>5} {:>16} {:>9}\n",
+                    tensor.name,
+                    tensor.ty.to_string(),
+                    format!("{:?}", tensor.dims),
+                    size(tensor.range.len() as u64),
+                );
+            }
+        }
+        text
     }
-    print(&text)
 }
 
 /// How many tensors there are of each type.
