@@ -54,9 +54,7 @@ impl Request {
             sink,
         }
     }
-}
 
-impl Request {
     /// Whether the bias leaves any of the tokens that a mask allows.
     pub(crate) fn leaves_a_token(&self, mask: &[u32]) -> bool {
         let mut left = mask.to_vec();

@@ -1,6 +1,6 @@
 //! How far a model's predictions are from a reference's, token by token.
 
-use super::saved::log_sum_exp;
+use super::log_sum_exp;
 
 /// What the comparison of two models over a text comes to.
 #[derive(Debug, Clone, Default)]

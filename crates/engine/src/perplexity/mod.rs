@@ -35,6 +35,14 @@ pub struct Span {
     pub scored: usize,
 }
 
+/// The natural logarithm of the sum of e^x: what turns a logit into a log-probability when it is taken off. In f64
+/// throughout, unlike the sampler's: two schemes may differ by less than f32 can tell.
+pub fn log_sum_exp(logits: &[f32]) -> f64 {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
+    largest + sum.ln()
+}
+
 impl Windows {
     /// The windows of a text of `tokens` tokens that score anything.
     pub fn spans(self, tokens: usize) -> Vec<Span> {

@@ -20,7 +20,7 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 
-use super::Windows;
+use super::{Windows, log_sum_exp};
 
 const MAGIC: &[u8; 8] = b"kipplogp";
 const VERSION: u32 = 1;
@@ -194,13 +194,6 @@ fn read_u32(input: &mut impl Read) -> io::Result<u32> {
     let mut bytes = [0; 4];
     input.read_exact(&mut bytes)?;
     Ok(u32::from_le_bytes(bytes))
-}
-
-/// The natural logarithm of the sum of e^x: what turns a logit into a log-probability when it is taken off.
-pub fn log_sum_exp(logits: &[f32]) -> f64 {
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
-    largest + sum.ln()
 }
 
 /// Why a file is not one of ours.
