@@ -277,7 +277,7 @@ fn prepare_metal(
     });
     let options = metal::Options { deterministic, class, ..metal::Options::default() };
     let model = metal::MetalModel::load(metal::Gpu::open(device)?, model, options)?;
-    eprintln!("metal: {}", model.describe());
+    crate::output::complain(&format!("metal: {}", model.describe()));
     Ok(Prepared {
         make: Box::new(move |kv| Ok(Box::new(metal::MetalBackend::new(&model, kv)?))),
         room: Box::new(room),

@@ -195,6 +195,17 @@ fn only_the_binary_prints_or_exits() {
     }
 }
 
+/// The macros panic where nobody reads any more.
+#[test]
+fn the_binary_prints_without_macros() {
+    for path in sources().iter().filter(|path| path.starts_with("crates/kipp/src/")) {
+        let code = read(path);
+        for forbidden in ["print!(", "println!(", "dbg!("] {
+            assert!(!code.contains(forbidden), "{path} has {forbidden}");
+        }
+    }
+}
+
 /// Crates that a package is built on, itself and those of the workspace left out.
 fn external_crates(package: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
