@@ -13,6 +13,8 @@ use crate::tensor::TensorType;
 use crate::vocabulary::{Marker, Vocabulary};
 
 const ARCHITECTURE: &str = "qwen3";
+/// Base of the rotary positions.
+const THETA: &str = "rope.freq_base";
 const FILE_TYPE: &str = "general.file_type";
 const CHECKPOINT: &str = "kipp.checkpoint";
 const SCHEME: &str = "kipp.scheme";
@@ -126,8 +128,13 @@ fn is_rewritten(gguf: &Gguf) -> bool {
     scheme.is_some_and(|scheme| found.is_some_and(|found| found != u64::from(file_type(scheme))))
 }
 
+/// A key of the architecture's own.
+fn own(key: &str) -> String {
+    format!("{ARCHITECTURE}.{key}")
+}
+
 fn dimensions(spec: &Spec) -> Pairs {
-    let number = |key: &str, value: usize| pair(&format!("{ARCHITECTURE}.{key}"), size(value));
+    let number = |key: &str, value: usize| pair(&own(key), size(value));
     vec![
         number("block_count", spec.layers),
         number("context_length", spec.context),
@@ -137,8 +144,8 @@ fn dimensions(spec: &Spec) -> Pairs {
         number("attention.head_count_kv", KV_HEADS),
         number("attention.key_length", HEAD_DIM),
         number("attention.value_length", HEAD_DIM),
-        pair("qwen3.attention.layer_norm_rms_epsilon", Value::F32(RMS_EPSILON)),
-        pair("qwen3.rope.freq_base", Value::F32(spec.theta)),
+        pair(&own("attention.layer_norm_rms_epsilon"), Value::F32(RMS_EPSILON)),
+        pair(&own(THETA), Value::F32(spec.theta)),
     ]
 }
 
@@ -221,7 +228,7 @@ fn neutral(gguf: &Gguf) -> Result<()> {
         ("expert_count", size(0)),
         ("pooling_type", size(0)),
     ];
-    let present = neutral.map(|(key, value)| pair(&format!("{ARCHITECTURE}.{key}"), value));
+    let present = neutral.map(|(key, value)| pair(&own(key), value));
     let present = present.into_iter().filter(|(key, _)| gguf.get(key).is_some());
     equal(gguf, &present.collect::<Pairs>())
 }
@@ -230,16 +237,16 @@ fn neutral(gguf: &Gguf) -> Result<()> {
 /// entry.
 fn check_foreign(gguf: &Gguf) -> Result<(&'static Checkpoint, Scheme, Origin)> {
     let number = |key: &str| {
-        let key = format!("{ARCHITECTURE}.{key}");
+        let key = own(key);
         let value = gguf.require(&key)?;
         value
             .as_u64()
             .and_then(|value| usize::try_from(value).ok())
             .ok_or_else(|| Error::mismatch(format_args!("`{key}`"), "a whole number", value))
     };
-    let theta = match gguf.require("qwen3.rope.freq_base")? {
+    let theta = match gguf.require(&own(THETA))? {
         Value::F32(theta) => *theta,
-        other => return Err(Error::mismatch("`qwen3.rope.freq_base`", "a float", other)),
+        other => return Err(Error::mismatch(format_args!("`{}`", own(THETA)), "a float", other)),
     };
     let mut spec = Spec {
         layers: number("block_count")?,

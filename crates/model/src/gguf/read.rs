@@ -311,9 +311,13 @@ fn read_tensors(cursor: &mut Cursor, count: u64) -> Result<Vec<TensorInfo>> {
     Ok(tensors)
 }
 
+fn tensor_fault(name: &str, what: &str, expected: &dyn Display, found: &dyn Display) -> Error {
+    Error::mismatch(format_args!("tensor `{name}`: {what}"), expected, found)
+}
+
 fn read_tensor(cursor: &mut Cursor, name: String) -> Result<TensorInfo> {
     let fault = |what: &str, expected: &dyn Display, found: &dyn Display| {
-        Error::mismatch(format_args!("tensor `{name}`: {what}"), expected, found)
+        tensor_fault(&name, what, expected, found)
     };
     let field = format_args!("tensor `{name}`");
     let count = cursor.u32(field)?;
@@ -358,17 +362,16 @@ fn read_tensor(cursor: &mut Cursor, name: String) -> Result<TensorInfo> {
 fn place(tensors: &mut [TensorInfo], table_end: usize, alignment: u64, len: usize) -> Result<()> {
     let data = table_end.next_multiple_of(alignment as usize);
     for TensorInfo { name, range, .. } in tensors.iter_mut() {
-        let fault = |what: &str, expected: &dyn Display, found: &dyn Display| {
-            Error::mismatch(format_args!("tensor `{name}`: {what}"), expected, found)
-        };
         if !(range.start as u64).is_multiple_of(alignment) {
-            return Err(fault("offset", &format_args!("a multiple of {alignment}"), &range.start));
+            let expected = format_args!("a multiple of {alignment}");
+            return Err(tensor_fault(name, "offset", &expected, &range.start));
         }
         match range.end.checked_add(data) {
             Some(end) if end <= len => *range = range.start + data..end,
             _ => {
                 let found = format!("{} of data", len.saturating_sub(data));
-                return Err(fault("end", &format_args!("{} bytes", range.end), &found));
+                let expected = format_args!("{} bytes", range.end);
+                return Err(tensor_fault(name, "end", &expected, &found));
             }
         }
     }
