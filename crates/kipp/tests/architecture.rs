@@ -176,7 +176,7 @@ fn unsafe_stands_only_where_it_may() {
             used.insert(holding.next().unwrap_or_else(|| panic!("{path} uses unsafe")).clone());
         }
     }
-    assert_eq!(used, places, "where unsafe stands, and where it may");
+    assert_eq!(used, places, "places that use unsafe, and those that may");
     for name in ["text", "engine", "hub", "server", "kipp"] {
         let file = if name == "kipp" { "main.rs" } else { "lib.rs" };
         let text = read(&format!("crates/{name}/src/{file}"));
