@@ -179,7 +179,6 @@ fn a_conversation_is_saved_as_it_was_loaded() {
     std::fs::remove_file(from).and(std::fs::remove_file(to)).expect("removed");
 }
 
-/// Case CU-01: what cannot run is refused with the reason, and nothing else runs in its place.
 /// What a command lacks is said, and the conversation goes on.
 #[test]
 fn commands_of_a_conversation_say_what_they_lack() {
@@ -193,6 +192,7 @@ fn commands_of_a_conversation_say_what_they_lack() {
     assert!(stdout(&output).contains("messages 0, 0 of 2048 tokens"));
 }
 
+/// Case CU-01: what cannot run is refused with the reason, and nothing else runs in its place.
 #[test]
 fn a_backend_that_is_not_there_is_refused() {
     let output = kipp(&["generate", "--backend", "cuda", "--prompt", "x"])
