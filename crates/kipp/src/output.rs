@@ -19,7 +19,7 @@ pub fn complain(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// A flag with a value that has no meaning, alone or with this model: the program exits with 2.
+/// A name or a flag's value that has no meaning, alone or with this model: the program exits with 2.
 #[derive(Debug)]
 pub struct WrongUsage(String);
 

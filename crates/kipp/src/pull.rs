@@ -1,6 +1,6 @@
 //! `kipp pull`: the pinned revision of a checkpoint is fetched, checked and converted.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use hub::Hub;
 use hub::pull::Stage;
 use model::{Model, Scheme, layout};
@@ -25,7 +25,10 @@ pub struct Args {
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
     let Reference::Registered(checkpoint, named) = Reference::parse(Some(&args.model))? else {
-        bail!("model: expected a registry id, as `kipp ls` lists them, found `{}`", args.model);
+        return Err(wrong_usage(format!(
+            "model: expected a registry id, as `kipp ls` lists them, found `{}`",
+            args.model
+        )));
     };
     let scheme =
         match (named, args.scheme.as_deref().map(|s| parse_scheme("--scheme", s)).transpose()?) {

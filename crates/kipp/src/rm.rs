@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Result, bail};
 use model::Scheme;
 
-use crate::output::{print, size};
+use crate::output::{print, size, wrong_usage};
 use crate::store::{self, Reference};
 
 /// Removes a checkpoint's files, and what unfinished pulls left of it.
@@ -18,7 +18,10 @@ pub struct Args {
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
     let Reference::Registered(checkpoint, scheme) = Reference::parse(Some(&args.model))? else {
-        bail!("model: expected a registry id, found `{}`; other files are yours", args.model);
+        return Err(wrong_usage(format!(
+            "model: expected a registry id, found `{}`; other files are yours",
+            args.model
+        )));
     };
     let mut text = String::new();
     if scheme.is_none() {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use engine::speculation::{DraftModel, Drafter, Ngram, Speculation};
 use model::Model;
 
 use crate::options::ModelOptions;
+use crate::output::wrong_usage;
 use crate::store::Reference;
 
 /// Guessing ahead.
@@ -51,7 +52,9 @@ impl SpeculationOptions {
                 let small: Arc<Model> = small.context("--draft-model")?;
                 let (expected, found) = (model.spec().vocab, small.spec().vocab);
                 if expected != found {
-                    bail!("--draft-model: expected a vocabulary of {expected}, found {found}");
+                    return Err(wrong_usage(format!(
+                        "--draft-model: expected a vocabulary of {expected}, found {found}"
+                    )));
                 }
                 Box::new(DraftModel::new(options.backend(&small, positions)?))
             }

@@ -51,7 +51,8 @@ impl Reference {
             return Ok(Reference::File(path.to_owned()));
         }
         let known: Vec<&str> = CHECKPOINTS.iter().map(|c| c.id).collect();
-        bail!("model: expected a GGUF file or one of {}, found `{name}`", known.join(", "))
+        let known = known.join(", ");
+        Err(wrong_usage(format!("model: expected a GGUF file or one of {known}, found `{name}`")))
     }
 
     /// Whether it is the model that is part of the program, as it is stored there.

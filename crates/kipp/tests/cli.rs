@@ -263,11 +263,19 @@ fn wrong_usage_exits_with_2_and_failure_with_1() {
     assert_eq!(status(&["bench", "--synthetic", "kipp-tiny", "--layers", "7"]), Some(2));
     assert_eq!(status(&["bench", "--pp", "4k"]), Some(2));
     assert_eq!(status(&["serve", "--port", "0", "--ctx", "4k"]), Some(2));
+    assert_eq!(status(&["serve", "--port", "0", "--host", "0.0.0.0"]), Some(2));
     assert_eq!(status(&["imatrix", "--chunks", "0", "--text", "x", "--out", "x"]), Some(2));
     assert_eq!(status(&["chat", "--temperature", "-1"]), Some(2));
     assert_eq!(status(&["verify", "--gate", "none-of-this-name"]), Some(2));
+    // A name that no model has, unlike a model or a file that is not here.
+    assert_eq!(status(&["generate", "gpt-5", "--prompt", "x"]), Some(2));
+    assert_eq!(status(&["serve", "gpt-5", "--port", "0"]), Some(2));
+    assert_eq!(status(&["chat", "--draft-model", "gpt-5"]), Some(2));
+    assert_eq!(status(&["pull", "gpt-5"]), Some(2));
+    assert_eq!(status(&["pull", "a.gguf"]), Some(2));
+    assert_eq!(status(&["rm", "a.gguf"]), Some(2));
+    assert_eq!(status(&["rm", "qwen3-4b"]), Some(1));
     assert_eq!(status(&["generate", "qwen3-4b", "--prompt", "x"]), Some(1));
-    assert_eq!(status(&["generate", "gpt-5", "--prompt", "x"]), Some(1));
     assert_eq!(status(&["inspect", "no/such/file.gguf"]), Some(1));
     assert_eq!(status(&["--version"]), Some(0));
 }
