@@ -62,7 +62,8 @@ fn address() -> SocketAddr {
         let server = Server::bind(config).expect("bind");
         let address = server.address().expect("address");
         std::thread::spawn(|| {
-            server.run(|| Ok(loaded()), std::future::pending(), std::future::pending())
+            let load = || Ok::<_, server::listen::Error>(loaded());
+            server.run(load, std::future::pending(), std::future::pending())
         });
         while !is_ready(address) {
             std::thread::sleep(Duration::from_millis(5));

@@ -3,21 +3,19 @@
 use std::future::Future;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use engine::batch::BLOCK;
 use engine::{Engine, KvConfig, Service, Settings};
 use model::Spec;
-use server::{Card, Config, Ended, Loaded, Server, Tls};
+use server::{Card, Config, Ended, Loaded, Server, Tls, listen};
 use text::Tokenizer;
 use tokio::sync::watch;
 
 use crate::backends::BackendName;
 use crate::options::{ModelOptions, parse_size};
-use crate::output::{WrongUsage, complain, size, wrong_usage};
+use crate::output::{complain, size, wrong_usage};
 use crate::speculation::SpeculationOptions;
 use crate::store::BUILTIN;
 
@@ -89,29 +87,19 @@ pub fn run(args: Args) -> Result<()> {
     // A log that nobody reads any more ends no answer.
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr).log_internal_errors(false);
     log.with_ansi(false).init();
-    let server = Server::bind(args.config()?)?;
+    let server = Server::bind(args.config()?).map_err(|error| match error {
+        listen::Error::Open(_) => wrong_usage(error.to_string()),
+        error => error.into(),
+    })?;
     let scheme = if args.tls_cert.is_some() { "https" } else { "http" };
     let address = server.address()?;
     let (stop, stop_at_once) = signals()?;
-    // The server knows a refusal by its words alone; what it was decides the exit status.
-    let wrong = Arc::new(AtomicBool::new(false));
-    let was_wrong = Arc::clone(&wrong);
-    let load = move || {
-        let (loaded, banner) = load(&args).map_err(|error| {
-            wrong.store(error.is::<WrongUsage>(), Ordering::Relaxed);
-            format!("{error:#}")
-        })?;
+    let load = move || -> Result<Loaded> {
+        let (loaded, banner) = load(&args)?;
         complain(&format!("{banner}\nkipp listens on {scheme}://{address}"));
         Ok(loaded)
     };
-    let ended = server.run(load, stop, stop_at_once).map_err(|error| {
-        if was_wrong.load(Ordering::Relaxed) {
-            wrong_usage(error.to_string())
-        } else {
-            error.into()
-        }
-    });
-    match ended? {
+    match server.run(load, stop, stop_at_once)? {
         Ended::Drained => Ok(()),
         // The engine may be in the middle of a step; nobody waits for it.
         Ended::AtOnce => std::process::exit(130),

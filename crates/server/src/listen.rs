@@ -64,8 +64,8 @@ pub enum Error {
     Listen(SocketAddr, io::Error),
     /// A certificate or key that is of no use.
     Tls(String),
-    /// The model could not be loaded.
-    Load(String),
+    /// Loading the model ended in a panic, which has been told.
+    Load,
     /// The system refused something else.
     System(io::Error),
 }
@@ -80,7 +80,7 @@ impl fmt::Display for Error {
             ),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
             Error::Tls(what) => write!(f, "TLS: {what}"),
-            Error::Load(why) => f.write_str(why),
+            Error::Load => f.write_str("loading the model failed"),
             Error::System(error) => error.fmt(f),
         }
     }
@@ -130,10 +130,12 @@ impl Server {
     }
 
     /// Loads the model while it already says that it is not ready, then serves until `stop` resolves,
-    /// and drains: no new requests, the running ones to their end, unless `stop_at_once` resolves.
-    pub fn run<L, S, A>(self, load: L, stop: S, stop_at_once: A) -> Result<Ended, Error>
+    /// and drains: no new requests, the running ones to their end, unless `stop_at_once` resolves. What loading
+    /// fails with is passed on as it is.
+    pub fn run<E, L, S, A>(self, load: L, stop: S, stop_at_once: A) -> Result<Ended, E>
     where
-        L: FnOnce() -> Result<Loaded, String> + Send + 'static,
+        E: From<Error> + Send + 'static,
+        L: FnOnce() -> Result<Loaded, E> + Send + 'static,
         S: Future<Output = ()> + Send + 'static,
         A: Future<Output = ()> + Send + 'static,
     {
@@ -148,18 +150,17 @@ impl Server {
         ended
     }
 
-    async fn serve<L, S, A>(self, load: L, stop: S, stop_at_once: A) -> Result<Ended, Error>
+    async fn serve<E, L, S, A>(self, load: L, stop: S, stop_at_once: A) -> Result<Ended, E>
     where
-        L: FnOnce() -> Result<Loaded, String> + Send + 'static,
+        E: From<Error> + Send + 'static,
+        L: FnOnce() -> Result<Loaded, E> + Send + 'static,
         S: Future<Output = ()>,
         A: Future<Output = ()>,
     {
         let listener = TcpListener::from_std(self.listener).map_err(Error::System)?;
         let app = Arc::clone(&self.app);
-        let mut loading = tokio::task::spawn_blocking(move || {
-            app.load(load()?);
-            Ok(())
-        });
+        let load = move || load().map(|loaded| app.load(loaded));
+        let mut loading = tokio::task::spawn_blocking(load);
         let mut loaded = false;
         let (closing, _) = watch::channel(false);
         let router = router(Arc::clone(&self.app));
@@ -179,9 +180,8 @@ impl Server {
                 },
                 Some(_) = tasks.join_next() => {}
                 result = &mut loading, if !loaded => {
+                    result.unwrap_or_else(|_| Err(Error::Load.into()))?;
                     loaded = true;
-                    let result = result.unwrap_or_else(|_| Err("loading failed".to_owned()));
-                    result.map_err(Error::Load)?;
                 }
                 () = &mut stop => break,
             }

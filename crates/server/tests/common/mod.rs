@@ -12,6 +12,7 @@ use engine::speculation::Ngram;
 use engine::{Backend, Engine, Limits, Scripted, Service, Settings, Speculation};
 use model::Variant;
 use serde_json::Value;
+use server::listen::Error;
 use server::{Card, Config, Ended, Loaded, Server};
 use text::{Special, Tokenizer};
 use tokio::sync::oneshot;
@@ -89,7 +90,7 @@ pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
     let server = Server::bind(config).expect("bind");
     let address = server.address().expect("address");
     let (stop, stopped) = oneshot::channel();
-    let load = move || {
+    let load = move || -> Result<Loaded, Error> {
         let vocabulary = tokenizer.vocabulary();
         let vocab = vocabulary.rows();
         let limits = Limits { tokens: 512, rows: 64, blocks, context: CONTEXT, vocab, queue: 1 };
@@ -99,7 +100,7 @@ pub fn serve_with(script: Box<Script>, setup: Setup) -> Running {
         if speculate {
             engine.speculate(Speculation::new(Box::<Ngram>::default()).always(7));
         }
-        let (service, _) = Service::spawn(engine, places).map_err(|error| error.to_string())?;
+        let (service, _) = Service::spawn(engine, places).map_err(Error::System)?;
         let stops = variant.stops().iter().map(|&marker| vocabulary.id(marker)).collect();
         let card = Card { id: "scripted".into(), alias: None, variant, tokenizer, stops };
         Ok(Loaded { card, service })
