@@ -31,13 +31,16 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
+/// A backend's devices, or why there are none.
+type Devices = Result<Vec<String>, String>;
+
 /// What this machine has.
 struct Found {
     classes: Vec<String>,
     /// Bytes of memory that are available, where that is known.
     memory: Option<u64>,
-    /// By backend: its devices, or why there are none.
-    gpus: [(&'static str, Result<Vec<String>, String>); 2],
+    cuda: Devices,
+    metal: Devices,
     /// Where models may be and how much memory is known to be there: the processor's, then each GPU's.
     places: Vec<(String, Option<u64>)>,
 }
@@ -51,17 +54,15 @@ impl Found {
         Found {
             classes: cpu::Class::available().iter().map(|class| format!("{class:?}")).collect(),
             memory,
-            gpus: [
-                ("cuda", cuda.map(|gpus| gpus.into_iter().map(|gpu| gpu.line).collect())),
-                // A GPU behind Metal has the processor's memory.
-                ("metal", backends::metal_devices()),
-            ],
+            cuda: cuda.map(|gpus| gpus.into_iter().map(|gpu| gpu.line).collect()),
+            // A GPU behind Metal has the processor's memory, so it is no place of its own.
+            metal: backends::metal_devices(),
             places,
         }
     }
 
     fn report(&self, context: usize) -> Value {
-        let devices = |found: &Result<Vec<String>, String>| match found {
+        let devices = |found: &Devices| match found {
             Ok(devices) => json!({ "devices": devices }),
             Err(why) => json!({ "unavailable": why }),
         };
@@ -82,8 +83,8 @@ impl Found {
             "instructions": format!("{:?}", cpu::Class::best()),
             "instruction_classes": self.classes,
             "available_memory_bytes": self.memory,
-            "cuda": devices(&self.gpus[0].1),
-            "metal": devices(&self.gpus[1].1),
+            "cuda": devices(&self.cuda),
+            "metal": devices(&self.metal),
             "context": context,
             "models": models.collect::<Vec<_>>(),
         })
@@ -98,13 +99,9 @@ impl Found {
             self.classes.join(", "),
             self.memory.map_or("unknown".to_string(), |bytes| size(bytes) + " available"),
         );
-        for (name, found) in &self.gpus {
-            match found {
-                Ok(found) => {
-                    found.iter().for_each(|device| text += &format!("{name:<12} {device}\n"));
-                }
-                Err(why) => text += &format!("{name:<12} {why}\n"),
-            }
+        for (name, found) in [("cuda", &self.cuda), ("metal", &self.metal)] {
+            let lines = found.as_ref().map_or_else(std::slice::from_ref, Vec::as_slice);
+            lines.iter().for_each(|line| text += &format!("{name:<12} {line}\n"));
         }
         text += &format!("\nlargest scheme that fits with {context} positions:\n  {:<24}", "");
         self.places.iter().for_each(|(place, _)| text += &format!(" {place:<20}"));

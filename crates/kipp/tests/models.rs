@@ -356,5 +356,12 @@ fn doctor_says_what_fits() {
     let tiny = report["models"].as_array().expect("models").iter().find(|m| m["id"] == "kipp-tiny");
     let fits = &tiny.expect("kipp-tiny")["fits"][0];
     assert_eq!((&fits["on"], &fits["largest_scheme"]), (&"processor".into(), &"bf16".into()));
-    assert!(models.prints(&["doctor"]).contains("largest scheme that fits with 4096 positions"));
+    let told = models.prints(&["doctor"]);
+    assert!(told.contains("largest scheme that fits with 4096 positions"), "{told}");
+    for backend in ["cuda", "metal"] {
+        let line = told.lines().find(|line| line.starts_with(backend)).expect("a line");
+        let found = &report[backend];
+        let known = found["unavailable"].as_str().or(found["devices"][0].as_str());
+        assert!(line.ends_with(known.expect("devices or why there are none")), "{told}");
+    }
 }
