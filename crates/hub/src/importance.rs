@@ -2,12 +2,11 @@
 //! file is laid out as llama.cpp's importance matrices, so that either program can use the other's.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::Path;
 
 use model::gguf::{Array, Gguf, Value, Writer};
 use model::layout::{self, Role, Tensor};
-use model::{Error, Result, Scheme, Spec, TensorType};
+use model::{Error, Part, Result, Scheme, Spec, TensorType};
 
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
@@ -84,7 +83,8 @@ impl Importance {
         self.0.get(name).map(Vec::as_slice)
     }
 
-    /// Writes what was summed over a text in chunks of `chunk` tokens, by the names of the matrices.
+    /// Writes what was summed over a text in chunks of `chunk` tokens, by the names of the matrices. The file appears
+    /// under its name when it is complete.
     pub fn write(
         path: &Path,
         squares: &[(String, Squares)],
@@ -119,13 +119,13 @@ impl Importance {
             ("imatrix.chunk_size".to_owned(), Value::U32(chunk as u32)),
         ];
         let write = || {
-            let mut writer = Writer::new(File::create(path)?, &metadata, &tensors)?;
+            let mut writer = Writer::new(Part::create(path)?, &metadata, &tensors)?;
             for (_, squares) in squares {
                 let sums = squares.sums.iter().flat_map(|&sum| (sum as f32).to_le_bytes());
                 writer.append(&sums.collect::<Vec<u8>>())?;
                 writer.append(&(squares.count as f32).to_le_bytes())?;
             }
-            writer.finish().map(drop)
+            Ok(writer.finish()?.complete()?)
         };
         write().map_err(|error: Error| error.in_file(path))
     }

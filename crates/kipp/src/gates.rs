@@ -9,6 +9,7 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use crate::machine;
+use crate::output::write_file;
 use crate::store;
 
 /// Notes what a whole run of the gates on a backend found.
@@ -16,8 +17,7 @@ pub fn note(file: &Path, backend: &str, held: bool) -> Result<()> {
     let mut notes = read(file);
     let note = json!({ "held": held, "of": subject(file)? });
     notes.insert(backend.into(), note);
-    fs::write(store::gates_of(file), Value::Object(notes).to_string())?;
-    Ok(())
+    write_file(&store::gates_of(file), &Value::Object(notes).to_string())
 }
 
 /// Backends that were checked on this file, this machine and by this program, and whether all gates held.

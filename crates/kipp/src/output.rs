@@ -1,4 +1,4 @@
-//! Printing that survives a closed pipe.
+//! What goes out: lines that survive a closed pipe, files that are whole, and the reason where neither comes.
 
 use std::error::Error;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use model::{Model, Origin};
+use model::{Model, Origin, Part};
 
 /// Writes to stdout and flushes, so that a stream is seen as it grows.
 pub fn print(text: &str) -> Result<()> {
@@ -36,16 +36,23 @@ pub fn wrong_usage(message: impl Into<String>) -> anyhow::Error {
     WrongUsage(message.into()).into()
 }
 
-/// Refuses a place where no file can be written, before the work begins whose result is to go there.
+/// Refuses a place where no file can be written, before the work begins whose result is to go there. A file that is
+/// there stays: what takes long to make is not lost to a slip of the pen.
 pub fn check_target(flag: &str, path: &Path) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
-        let found = path.display();
-        return Err(wrong_usage(format!(
-            "{flag}: expected a file in a folder that is there, found {found}"
-        )));
-    }
-    Ok(())
+    let expected = if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+        "a file in a folder that is there"
+    } else if path.exists() {
+        "a name that is free"
+    } else {
+        return Ok(());
+    };
+    Err(wrong_usage(format!("{flag}: expected {expected}, found {}", path.display())))
+}
+
+/// Writes a text to a file, which appears under its name when it is whole.
+pub fn write_file(path: &Path, text: &str) -> Result<()> {
+    Part::write(path, text.as_bytes()).with_context(|| path.display().to_string())
 }
 
 /// Whether an error only says that the reader of our output is gone.

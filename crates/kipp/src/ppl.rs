@@ -1,7 +1,7 @@
 //! `kipp ppl`: how well a model predicts a text, alone or against the saved distributions of a reference.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter};
+use std::io::{self, BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use engine::Backend;
 use engine::perplexity::divergence::{Divergence, Summary};
 use engine::perplexity::saved::{Header, Reader, Writer};
 use engine::perplexity::{Span, Windows, log_probabilities, log_sum_exp, logits};
-use model::Model;
+use model::{Model, Part};
 use serde_json::{Value, json};
 use text::{Special, Tokenizer};
 
@@ -165,32 +165,19 @@ fn read_tokens(path: &Path) -> Result<Vec<u32>> {
     Ok(bytes.chunks_exact(width).map(id).collect())
 }
 
-/// A file that is not complete, and goes if it never is.
-struct Part(PathBuf);
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        // Under its own name by now, or of no use.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-/// A file of distributions that is being written. It appears under its name when it is complete.
+/// A file of distributions that is being written.
 struct Saving<'a> {
     path: &'a Path,
-    part: Part,
-    writer: Writer<BufWriter<File>>,
+    writer: Writer<BufWriter<Part>>,
 }
 
 impl<'a> Saving<'a> {
     fn begin(path: &'a Path, model: &Model, windows: Windows, tokens: &[u32]) -> Result<Self> {
         let header = Header { vocab: model.spec().vocab, windows, tokens: tokens.to_vec() };
-        let part = path.with_added_extension("part");
         complain(&format!("{}: {}", path.display(), size(header.file_bytes())));
-        let file = File::create(&part).with_context(|| part.display().to_string())?;
-        let part = Part(part);
-        let writer = Writer::new(BufWriter::new(file), &header);
-        Ok(Saving { path, part, writer: writer.with_context(|| path.display().to_string())? })
+        let part = Part::create(path);
+        let writer = part.and_then(|part| Writer::new(BufWriter::new(part), &header));
+        Ok(Saving { path, writer: writer.with_context(|| path.display().to_string())? })
     }
 
     /// Saves a window's distributions and returns its scores.
@@ -209,9 +196,9 @@ impl<'a> Saving<'a> {
     }
 
     fn end(self) -> Result<()> {
-        let name = || self.path.display().to_string();
-        self.writer.finish().with_context(name)?;
-        std::fs::rename(&self.part.0, self.path).with_context(name)
+        let Saving { path, writer } = self;
+        let end = || -> io::Result<()> { writer.finish()?.into_inner()?.complete() };
+        end().with_context(|| path.display().to_string())
     }
 }
 

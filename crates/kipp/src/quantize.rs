@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use hub::Importance;
 use model::Scheme;
 
@@ -44,9 +44,6 @@ pub fn run(args: Args) -> Result<()> {
         }
     };
     check_target("--out", &out)?;
-    if out.exists() {
-        bail!("--out: expected a name that is free, found {}", out.display());
-    }
     let importance = args.imatrix.as_deref().map(|path| Importance::read(path, model.spec()));
     let importance = importance.transpose()?;
     let mut meter = Meter::new();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 use engine::BackendError;
 use engine::conformance::{AGAINST_BF16, Finding, GATES, Gate, Rig, Subject};
@@ -15,7 +15,7 @@ use crate::backends::{BackendName, MetalClass, Prepared};
 use crate::gates;
 use crate::machine;
 use crate::options::{KvName, ModelOptions, SyntheticOptions, parse_size};
-use crate::output::{check_target, origin, print, wrong_usage};
+use crate::output::{check_target, origin, print, write_file, wrong_usage};
 use crate::store::Reference;
 
 /// Checks backends against the scalar oracle on this machine.
@@ -156,7 +156,7 @@ pub fn run(args: Args) -> Result<()> {
             "backends": records,
         });
         let text = serde_json::to_string_pretty(&record)?;
-        std::fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
+        write_file(path, &(text + "\n"))?;
     }
     if !failed.is_empty() {
         bail!("{} failed: {}", failed.len(), failed.join(", "));

@@ -19,9 +19,16 @@ fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).expect("UTF-8")
 }
 
+/// Where a file may be written: nothing has left one there.
+fn free(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
 /// Runs `kipp verify` with a record, and reads it.
 fn verify(name: &str, args: &[&str]) -> (Output, Value) {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let path = free(name);
     let all = [&["verify", "--json", path.to_str().expect("UTF-8")], args].concat();
     let output = run(&all);
     let text =
@@ -47,7 +54,7 @@ fn gates_make_a_table_and_a_record() {
 /// A file of made-up weights is no checkpoint, whatever it is called.
 #[test]
 fn a_record_says_whose_weights_were_checked() {
-    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("made-up.gguf");
+    let file = free("made-up.gguf");
     let file = file.to_str().expect("UTF-8");
     let made = ["convert", "--synthetic", "--checkpoint", "kipp-tiny", "--scheme", "q8_0", "--out"];
     let output = run(&[&made[..], &[file]].concat());

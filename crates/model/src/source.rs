@@ -1,7 +1,6 @@
 //! From f32 rows, wherever they come from, to stored tensors: in memory or streamed to a file,
 //! encoded by all cores.
 
-use std::fs::File;
 use std::num::NonZero;
 use std::path::Path;
 use std::thread;
@@ -10,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Writer;
 use crate::layout::{self, Tensor};
 use crate::metadata::{self, Origin};
+use crate::part::Part;
 use crate::registry::Checkpoint;
 use crate::scheme::{self, Scheme};
 use crate::weights::{Layer, Weights};
@@ -90,10 +90,9 @@ pub fn write(
     let tensors = layout::tensors(&checkpoint.spec, scheme, head);
     let metadata = metadata::describe(checkpoint, scheme, origin);
     let total = tensors.iter().map(|tensor| tensor.bytes() as u64).sum();
-    let part = path.with_added_extension("part");
 
     let mut write = || {
-        let mut writer = Writer::new(File::create(&part)?, &metadata, &tensors)?;
+        let mut writer = Writer::new(Part::create(path)?, &metadata, &tensors)?;
         let (mut piece, mut done) = (Vec::new(), 0);
         for tensor in &tensors {
             let row_bytes = tensor.ty.row_bytes(tensor.cols);
@@ -108,14 +107,9 @@ pub fn write(
             }
         }
         source.check()?;
-        writer.finish()?.sync_all()?;
-        Ok(std::fs::rename(&part, path)?)
+        Ok(writer.finish()?.complete()?)
     };
-    write().map_err(|error: Error| {
-        // Whatever is left of it is of no use; that removing it may fail as well changes nothing.
-        let _ = std::fs::remove_file(&part);
-        error.in_file(path)
-    })
+    write().map_err(|error: Error| error.in_file(path))
 }
 
 /// Encodes rows `first..` of a tensor into `out`, which holds whole rows.

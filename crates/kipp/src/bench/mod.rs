@@ -16,7 +16,7 @@ use self::record::{Entry, Record};
 use crate::backends::Peaks;
 use crate::machine;
 use crate::options::{ModelOptions, SyntheticOptions, parse_size};
-use crate::output::{check_target, print, wrong_usage};
+use crate::output::{check_target, print, write_file, wrong_usage};
 
 /// Measures how fast a backend reads prompts and generates, or compares records of such measurements.
 #[derive(clap::Args)]
@@ -77,7 +77,7 @@ pub fn run(args: Args) -> Result<()> {
     };
     let Some(path) = &args.plot else { return Ok(()) };
     let picture = plot::draw(&records).ok_or_else(nothing)?;
-    std::fs::write(path, picture).with_context(|| path.display().to_string())
+    write_file(path, &picture)
 }
 
 /// Measures and prints: a row as soon as it is known, or the record.

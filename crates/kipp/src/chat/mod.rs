@@ -23,7 +23,7 @@ use text::{Begin, Conversation, Message, Role, Tokenizer};
 
 use crate::interrupt;
 use crate::options::ModelOptions;
-use crate::output::{complain, print, wrong_usage};
+use crate::output::{complain, print, write_file, wrong_usage};
 use crate::speculation::SpeculationOptions;
 use crate::store;
 
@@ -291,7 +291,7 @@ impl Chat {
         };
         let messages: Vec<Value> = self.messages.iter().map(message).collect();
         let text = serde_json::to_string_pretty(&json!({"messages": messages}))?;
-        fs::write(path, text + "\n").with_context(|| path.display().to_string())
+        write_file(path, &(text + "\n"))
     }
 
     fn load(&mut self, path: &Path) -> Result<()> {
