@@ -53,7 +53,7 @@ struct Connection {
     /// Requests so far that have arrived whole: a connection that was of use is kept before one that never
     /// was.
     served: AtomicU64,
-    /// Whether the body of the last request was not read to its end.
+    /// Whether something has come that is not the end of a whole request: a head or a body may go on.
     unread: Arc<AtomicBool>,
     close: Notify,
 }

@@ -13,7 +13,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use subtle::ConstantTimeEq;
+use subtle::{Choice, ConstantTimeEq};
 
 use crate::app::App;
 use crate::connections::Busy;
@@ -41,7 +41,7 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
     } else if origin.is_some() && request.method() == Method::OPTIONS {
         preflight(request.headers())
     } else if !app.admits(request.headers()) && !is_open(request.method(), request.uri()) {
-        let message = "expected a valid API key in `Authorization: Bearer ...`";
+        let message = "expected a valid API key in `Authorization: Bearer ...` or `x-api-key: ...`";
         let error = ApiError {
             code: Some("invalid_api_key"),
             ..ApiError::new(StatusCode::UNAUTHORIZED, message)
@@ -82,17 +82,18 @@ fn is_open(method: &Method, uri: &Uri) -> bool {
 }
 
 impl App {
-    /// Whether the headers carry one of the keys. Every key is compared in full, so that the time taken
-    /// says nothing about how much of a guess was right.
+    /// Whether the headers carry one of the keys, where OpenAI's clients put it or where Anthropic's do, which may
+    /// send both headers. Every key is compared in full, so that the time taken says nothing about how much of a
+    /// guess was right.
     fn admits(&self, headers: &HeaderMap) -> bool {
         let bearer = headers.get(AUTHORIZATION).and_then(|value| {
             let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| key.trim().as_bytes())
         });
-        let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
-        let given = given.unwrap_or_default();
-        let equal = self.api_keys.iter().map(|key| key.as_bytes().ct_eq(given).unwrap_u8());
-        self.api_keys.is_empty() || equal.fold(0, |any, one| any | one) == 1
+        let given = bearer.into_iter().chain(headers.get("x-api-key").map(HeaderValue::as_bytes));
+        let equal =
+            given.flat_map(|given| self.api_keys.iter().map(|key| key.as_bytes().ct_eq(given)));
+        self.api_keys.is_empty() || equal.fold(Choice::from(0), |any, one| any | one).into()
     }
 
     /// Whether a web page of this origin may use the server: pages of this machine, pages that the

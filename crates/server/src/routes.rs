@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{ALLOW, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
@@ -208,7 +208,7 @@ async fn other(method: Method, uri: Uri) -> Response {
     let file = page::file(uri.path());
     match (method, file) {
         (Method::GET | Method::HEAD, Some(file)) => file,
-        (_, Some(_)) => wrong_method(uri).await,
+        (_, Some(_)) => ([(ALLOW, "GET,HEAD")], wrong_method(uri).await).into_response(),
         (_, None) => {
             let message = format!("there is nothing at {}", uri.path());
             error_response(&ApiError::new(StatusCode::NOT_FOUND, message), uri.path())

@@ -21,7 +21,8 @@ const LINGER: Duration = Duration::from_secs(2);
 pub struct Stall<S> {
     stream: S,
     limit: Duration,
-    /// Whether the peer may still be sending what nobody wants.
+    /// Whether the peer may still be sending what nobody wants: from what it sends until somebody notes that it
+    /// makes a whole request.
     unwanted: Arc<AtomicBool>,
     /// Runs from the first write that had to wait, and from the end of what is written.
     timer: Pin<Box<Sleep>>,
@@ -57,7 +58,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stall<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            self.unwanted.store(true, Ordering::Release);
+        }
+        outcome
     }
 }
 

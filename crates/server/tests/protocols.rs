@@ -358,6 +358,26 @@ fn keys_are_asked_for() {
     assert_eq!(status("Authorization: Bearer first\r\n"), 200);
     assert_eq!(status("authorization: bearer second\r\n"), 200);
     assert_eq!(status("x-api-key: second\r\n"), 200);
+    assert_eq!(status("x-api-key: secon\r\n"), 401);
+    // Anthropic's clients send both headers where both are set, and proxies theirs.
+    assert_eq!(status("Authorization: Bearer other\r\nx-api-key: second\r\n"), 200);
+    assert_eq!(status("Authorization: Bearer first\r\nx-api-key: other\r\n"), 200);
+    assert_eq!(status("Authorization: Basic other\r\nx-api-key: first\r\n"), 200);
+    assert_eq!(status("Authorization: Bearer other\r\nx-api-key: other\r\n"), 401);
+    for path in [
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/tokenize",
+        "/detokenize",
+    ] {
+        assert_eq!(server.send(path, "", b"{}").status, 401, "{path}");
+        for key in ["Authorization: Bearer first\r\n", "x-api-key: first\r\n"] {
+            // The body is read, and says nothing.
+            assert_eq!(server.send(path, key, b"{}").status, 400, "{path} {key}");
+        }
+    }
     assert_eq!(server.get("/metrics").status, 401);
     assert_eq!(server.get("/health").status, 200);
     assert_eq!(server.get("/").status, 200);
@@ -433,7 +453,10 @@ fn small_endpoints() {
     let api = server.get("/openapi.json").json();
     assert!(api["paths"]["/v1/chat/completions"].is_object());
     assert_eq!(server.get("/nowhere").status, 404);
-    assert_eq!(server.get("/v1/completions").status, 405);
+    let wrong = server.get("/v1/completions");
+    assert_eq!((wrong.status, wrong.header("allow")), (405, Some("POST")));
+    let wrong = server.post("/", "");
+    assert_eq!((wrong.status, wrong.header("allow")), (405, Some("GET,HEAD")));
     let page = server.get("/");
     assert!(
         page.header("content-security-policy").is_some_and(|p| p.contains("default-src 'none'"))
