@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use model::{Checkpoint, Origin};
+use model::Origin;
 
-use crate::output::{check_target, complain, wrong_usage};
+use crate::output::{check_target, complain};
 use crate::progress::Meter;
-use crate::store::{parse_scheme, schemes};
+use crate::store::{parse_id, parse_scheme, schemes};
 
 /// Converts a published folder of safetensors to GGUF.
 #[derive(clap::Args)]
@@ -34,11 +34,8 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
-    let unknown = || {
-        wrong_usage(format!("--checkpoint: expected a registry id, found `{}`", args.checkpoint))
-    };
     check_target("--out", &args.out)?;
-    let checkpoint = Checkpoint::find(&args.checkpoint).ok_or_else(unknown)?;
+    let checkpoint = parse_id("--checkpoint", &args.checkpoint)?;
     let schemes = schemes(parse_scheme("--scheme", &args.scheme)?, args.head.as_deref())?;
     let mut meter = Meter::new();
     let progress = |done, total| meter.show("converting", done, total);

@@ -5,15 +5,15 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use engine::request::{Event, FinishReason, Finished};
 use engine::{Engine, Request, Settings};
 use serde_json::json;
-use text::{Special, StopStrings, Tokenizer};
+use text::{Special, StopStrings};
 
 use crate::input;
 use crate::interrupt;
-use crate::options::{ModelOptions, SamplingOptions, SyntheticOptions};
+use crate::options::{ModelOptions, SamplingOptions, SyntheticOptions, tokenizer_of};
 use crate::output::{complain, print, wrong_usage};
 use crate::speculation::SpeculationOptions;
 
@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let prompt = read_prompt(&args)?;
     let model = args.synthetic.open_or(&args.model)?;
-    let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
+    let tokenizer = tokenizer_of(model.spec())?;
     let prompt = tokenizer.encode(&prompt, Special::Recognise);
     let context = args.model.context(&model)?;
     let settings = Settings { max_running: 1, token_budget: 512, context };

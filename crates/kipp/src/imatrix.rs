@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use engine::{Backend, Batch, KvConfig, KvKind, KvPool, Oracle, Output, Sequence};
 use hub::{Importance, Squares};
-use text::{Special, Tokenizer};
+use text::Special;
 
 use crate::input;
-use crate::options;
+use crate::options::{Threads, open, tokenizer_of};
 use crate::output::{check_target, complain, print};
 
 /// Measures how much each input of a model's matrices matters on a text, for `kipp quantize --imatrix`.
@@ -21,9 +21,8 @@ use crate::output::{check_target, complain, print};
 pub struct Args {
     /// Registry id with an optional :scheme, or a GGUF file; kipp-tiny, which is built in, if left out
     model: Option<String>,
-    /// Threads; the physical cores that this process may use if left out
-    #[arg(long, env = "KIPP_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: Threads,
     /// A UTF-8 text
     #[arg(long)]
     text: PathBuf,
@@ -41,10 +40,10 @@ pub struct Args {
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
     check_target("--out", &args.out)?;
-    let model = options::open(args.model.as_deref())?;
+    let model = open(args.model.as_deref())?;
     let name = args.text.display().to_string();
     let text = input::read_file(&args.text)?;
-    let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
+    let tokenizer = tokenizer_of(model.spec())?;
     let tokens = tokenizer.encode(&text, Special::Literal);
     let chunk = (args.chunk as usize).min(model.spec().context);
     let mut chunks: Vec<&[u32]> = tokens.chunks_exact(chunk).collect();
@@ -57,8 +56,7 @@ pub fn run(args: Args) -> Result<()> {
     chunks.truncate(args.chunks.map_or(usize::MAX, |chunks| chunks as usize));
 
     let kv = KvConfig::for_positions(chunk, KvKind::Bf16);
-    let threads = args.threads.map_or_else(cpu::default_threads, usize::from);
-    let mut oracle = Oracle::new(Arc::clone(&model), kv, threads);
+    let mut oracle = Oracle::new(Arc::clone(&model), kv, args.threads.count());
     let sums = Arc::new(Mutex::new(BTreeMap::<String, Squares>::new()));
     let seen = Arc::clone(&sums);
     let add = move |layer: usize, matrices: &[&str], inputs: &[f32], tokens: usize| {

@@ -6,11 +6,12 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use engine::philox::random_seed;
 use engine::{Backend, BackendError, KvConfig, KvKind, SamplingParams};
-use model::{Checkpoint, Model, Origin, Scheme, Spec};
+use model::{Model, Origin, Scheme, Spec};
+use text::Tokenizer;
 
 use crate::backends::{BackendName, MetalClass, Prepared, Settings};
 use crate::output::{complain, origin, wrong_usage};
-use crate::store::{Reference, parse_scheme};
+use crate::store::{Reference, parse_id, parse_scheme};
 
 /// Which model, on what.
 #[derive(Args)]
@@ -20,9 +21,8 @@ pub struct ModelOptions {
     /// What computes
     #[arg(long, env = "KIPP_BACKEND", value_enum, default_value_t = BackendName::Cpu)]
     pub backend: BackendName,
-    /// Threads; the physical cores that this process may use if left out
-    #[arg(long, env = "KIPP_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub threads: Threads,
     /// Number of the GPU, counted from 0
     #[arg(long, env = "KIPP_DEVICE", default_value_t = 0)]
     pub device: usize,
@@ -39,6 +39,21 @@ pub struct ModelOptions {
     /// How keys and values are stored
     #[arg(long, env = "KIPP_KV", value_enum, default_value_t = KvName::Bf16)]
     pub kv: KvName,
+}
+
+/// How many threads compute.
+#[derive(Clone, Copy, Args)]
+pub struct Threads {
+    /// Threads; the physical cores that this process may use if left out
+    #[arg(long, env = "KIPP_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+impl Threads {
+    /// Their number.
+    pub fn count(self) -> usize {
+        self.threads.map_or_else(cpu::default_threads, usize::from)
+    }
 }
 
 /// KV storage types.
@@ -71,7 +86,7 @@ impl ModelOptions {
 
     /// Threads to compute with.
     pub fn threads(&self) -> usize {
-        self.threads.map_or_else(cpu::default_threads, usize::from)
+        self.threads.count()
     }
 
     /// A KV cache for one sequence of `positions`.
@@ -99,6 +114,11 @@ pub fn open(name: Option<&str>) -> Result<Arc<Model>> {
         complain(&format!("weights: {}", origin(&model)));
     }
     Ok(model)
+}
+
+/// The tokenizer of a model.
+pub fn tokenizer_of(spec: &Spec) -> Result<&'static Tokenizer> {
+    Tokenizer::of(spec).context("the model has no tokenizer")
 }
 
 impl KvName {
@@ -137,8 +157,7 @@ impl SyntheticOptions {
     /// The made-up model, if one was asked for, or the model that was named.
     pub fn open_or(&self, named: &ModelOptions) -> Result<Arc<Model>> {
         let Some(id) = &self.synthetic else { return named.open() };
-        let unknown = || wrong_usage(format!("--synthetic: expected a registry id, found `{id}`"));
-        let checkpoint = Checkpoint::find(id).ok_or_else(unknown)?;
+        let checkpoint = parse_id("--synthetic", id)?;
         // Made-up weights come in the types of other programs' files too.
         let scheme = match Scheme::from_name(&self.scheme) {
             Some(scheme) => scheme,

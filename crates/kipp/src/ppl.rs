@@ -12,10 +12,10 @@ use engine::perplexity::saved::{Header, Reader, Writer};
 use engine::perplexity::{Span, Windows, log_probabilities, log_sum_exp, logits};
 use model::{Model, Part};
 use serde_json::{Value, json};
-use text::{Special, Tokenizer};
+use text::Special;
 
 use crate::input;
-use crate::options::ModelOptions;
+use crate::options::{ModelOptions, tokenizer_of};
 use crate::output::{check_target, complain, print, size, wrong_usage};
 
 /// Measures the perplexity of a text, and the divergence from a reference model.
@@ -136,7 +136,7 @@ fn read_text(source: &Source, model: &Model) -> Result<Vec<u32>> {
     let tokens = match (&source.text, &source.tokens) {
         (Some(path), _) => {
             let text = input::read_file(path)?;
-            let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
+            let tokenizer = tokenizer_of(model.spec())?;
             tokenizer.encode(&text, Special::Literal)
         }
         (None, Some(path)) => read_tokens(path)?,

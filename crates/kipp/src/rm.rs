@@ -2,8 +2,7 @@
 
 use std::fs;
 
-use anyhow::{Result, bail};
-use model::Scheme;
+use anyhow::{Context, Result, bail};
 
 use crate::output::{print, size, wrong_usage};
 use crate::store::{self, Reference};
@@ -31,12 +30,11 @@ pub fn run(args: Args) -> Result<()> {
             text += &format!("an unfinished pull ({})\n", size(bytes));
         }
     }
-    let schemes = scheme.map_or(Scheme::ALL.to_vec(), |scheme| vec![scheme]);
-    for scheme in schemes {
+    for scheme in store::schemes_of(scheme) {
         let path = store::path_of(checkpoint, scheme)?;
         for file in [path.clone(), store::gates_of(&path), path.with_added_extension("part")] {
             let Ok(metadata) = file.metadata() else { continue };
-            fs::remove_file(&file)?;
+            fs::remove_file(&file).with_context(|| file.display().to_string())?;
             text += &format!("{} ({})\n", file.display(), size(metadata.len()));
         }
     }

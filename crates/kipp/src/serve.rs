@@ -10,11 +10,10 @@ use engine::batch::BLOCK;
 use engine::{Engine, KvConfig, Service, Settings};
 use model::Spec;
 use server::{Card, Config, Ended, Loaded, Server, Tls, listen};
-use text::Tokenizer;
 use tokio::sync::watch;
 
 use crate::backends::BackendName;
-use crate::options::{ModelOptions, parse_size};
+use crate::options::{ModelOptions, parse_size, tokenizer_of};
 use crate::output::{complain, size, wrong_usage};
 use crate::speculation::SpeculationOptions;
 use crate::store::BUILTIN;
@@ -182,7 +181,7 @@ impl Args {
 /// Opens the model and starts its engine; also what there is to tell about it.
 fn load(args: &Args) -> Result<(Loaded, String)> {
     let model = args.model.open()?;
-    let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
+    let tokenizer = tokenizer_of(model.spec())?;
     let checkpoint = model.checkpoint().context("the model is of no registered checkpoint")?;
     let asked = args.model.context(&model)?;
     let mut prepared = args.model.prepare(&model)?;
@@ -210,10 +209,10 @@ fn load(args: &Args) -> Result<(Loaded, String)> {
         args.model.threads(),
     );
     let (service, _) = Service::spawn(engine, args.max_requests.into())?;
-    let asked = args.model.model.clone().unwrap_or_else(|| BUILTIN.into());
+    let alias = args.model.model.clone().unwrap_or_else(|| BUILTIN.into());
     let card = Card {
         id: args.name.clone().unwrap_or_else(|| checkpoint.id.to_owned()),
-        alias: Some(asked),
+        alias: Some(alias),
         variant: checkpoint.variant,
         tokenizer,
         stops: checkpoint.stops(),

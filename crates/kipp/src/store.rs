@@ -102,6 +102,12 @@ impl Reference {
     }
 }
 
+/// A registry entry by its id; `field` is where the user named it.
+pub fn parse_id(field: &str, id: &str) -> Result<&'static Checkpoint> {
+    let unknown = || wrong_usage(format!("{field}: expected a registry id, found `{id}`"));
+    Checkpoint::find(id).ok_or_else(unknown)
+}
+
 /// A scheme by its name; `field` is where the user named it.
 pub fn parse_scheme(field: &str, name: &str) -> Result<Scheme> {
     let known = || Scheme::ALL.map(Scheme::name).join(", ");
@@ -135,6 +141,11 @@ pub fn schemes(scheme: Scheme, head: Option<&str>) -> Result<(Scheme, Scheme)> {
     Ok((scheme, head.unwrap_or(scheme.default_head())))
 }
 
+/// What a model's name stands for: its scheme, or all, the most exact first.
+pub fn schemes_of(named: Option<Scheme>) -> Vec<Scheme> {
+    named.map_or_else(|| Scheme::ALL.to_vec(), |scheme| vec![scheme])
+}
+
 /// Where a checkpoint in a scheme is kept.
 pub fn path_of(checkpoint: &Checkpoint, scheme: Scheme) -> Result<PathBuf> {
     Ok(folder()?.join(format!("{}-{}.gguf", checkpoint.id, scheme.name())))
@@ -147,11 +158,7 @@ pub fn gates_of(file: &Path) -> PathBuf {
 
 /// The file of a checkpoint: in the scheme named, or in the most exact one that is here.
 fn find(checkpoint: &Checkpoint, scheme: Option<Scheme>) -> Result<PathBuf> {
-    let schemes = match scheme {
-        Some(scheme) => vec![scheme],
-        None => Scheme::ALL.to_vec(),
-    };
-    for scheme in schemes {
+    for scheme in schemes_of(scheme) {
         let path = path_of(checkpoint, scheme)?;
         if path.exists() {
             return Ok(path);

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use text::{Special, Tokenizer};
+use text::Special;
 
 use crate::input;
+use crate::options::tokenizer_of;
 use crate::output::print;
 use crate::store::Reference;
 
@@ -25,7 +26,7 @@ pub struct Args {
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
     let checkpoint = Reference::parse(args.model.as_deref())?.checkpoint()?;
-    let tokenizer = Tokenizer::of(&checkpoint.spec).context("the model has no tokenizer")?;
+    let tokenizer = tokenizer_of(&checkpoint.spec)?;
     if let Some(path) = &args.jsonl {
         return each_line(path, |line| {
             let line: Value = serde_json::from_str(line)?;

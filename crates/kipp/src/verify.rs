@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::backends::{BackendName, MetalClass, Prepared};
 use crate::gates;
 use crate::machine;
-use crate::options::{KvName, ModelOptions, SyntheticOptions, parse_size};
+use crate::options::{KvName, ModelOptions, SyntheticOptions, Threads, parse_size};
 use crate::output::{check_target, origin, print, write_file, wrong_usage};
 use crate::store::Reference;
 
@@ -28,9 +28,8 @@ pub struct Args {
     /// What is checked
     #[arg(long, value_enum, default_value = "all")]
     backend: Checked,
-    /// Threads; the physical cores that this process may use if left out
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: Threads,
     /// Number of the GPU, counted from 0
     #[arg(long, default_value_t = 0)]
     device: usize,
@@ -92,7 +91,6 @@ pub fn run(args: Args) -> Result<()> {
     let options = args.options(BackendName::Cpu);
     let model = args.synthetic.open_or(&options)?;
     options.context(&model)?;
-    let name = model.checkpoint().map_or("unregistered dimensions", |c| c.id);
     let counterpart = args.counterpart(&model)?;
     let wanted = |gate: &&Gate| args.gate.as_ref().is_none_or(|part| gate.name.contains(part));
     let against = counterpart.is_some().then_some(&AGAINST_BF16);
@@ -101,7 +99,8 @@ pub fn run(args: Args) -> Result<()> {
         return Err(wrong_usage("--gate: expected part of a gate's name, found none that matches"));
     }
     print(&format!(
-        "{name}, {} weights, {} layers, {} KV\n",
+        "{}, {} weights, {} layers, {} KV\n",
+        name_of(&model),
         model.scheme.name(),
         model.spec().layers,
         args.kv.name(),
@@ -139,22 +138,7 @@ pub fn run(args: Args) -> Result<()> {
         records.push(record);
     }
     if let Some(path) = &args.json {
-        let record = json!({
-            "kind": "verify",
-            "made": machine::provenance(),
-            "checkpoint": name,
-            "weights": match model.origin {
-                Origin::Synthetic { .. } => "synthetic",
-                Origin::Foreign => "foreign",
-                Origin::Pinned { .. } | Origin::Unproven { .. } => "checkpoint's",
-            },
-            "scheme": model.scheme.name(),
-            "origin": origin(&model),
-            "layers": model.spec().layers,
-            "kv": args.kv.name(),
-            "held": failed.is_empty(),
-            "backends": records,
-        });
+        let record = args.record(&model, failed.is_empty(), records);
         let text = serde_json::to_string_pretty(&record)?;
         write_file(path, &(text + "\n"))?;
     }
@@ -189,6 +173,26 @@ impl Args {
         Ok(())
     }
 
+    /// What `--json` writes, around what each backend's gates found.
+    fn record(&self, model: &Model, held: bool, backends: Vec<Value>) -> Value {
+        json!({
+            "kind": "verify",
+            "made": machine::provenance(),
+            "checkpoint": name_of(model),
+            "weights": match model.origin {
+                Origin::Synthetic { .. } => "synthetic",
+                Origin::Foreign => "foreign",
+                Origin::Pinned { .. } | Origin::Unproven { .. } => "checkpoint's",
+            },
+            "scheme": model.scheme.name(),
+            "origin": origin(model),
+            "layers": model.spec().layers,
+            "kv": self.kv.name(),
+            "held": held,
+            "backends": backends,
+        })
+    }
+
     /// The same checkpoint in bf16, where it is at hand and fits into memory beside the other.
     fn counterpart(&self, model: &Model) -> Result<Option<Arc<Model>>> {
         if model.scheme == Scheme::Bf16 {
@@ -203,6 +207,10 @@ impl Args {
         let bf16 = |checkpoint| Reference::Registered(checkpoint, Some(Scheme::Bf16)).open().ok();
         Ok(model.checkpoint().and_then(bf16))
     }
+}
+
+fn name_of(model: &Model) -> &'static str {
+    model.checkpoint().map_or("unregistered dimensions", |checkpoint| checkpoint.id)
 }
 
 /// One backend under check.
@@ -235,7 +243,7 @@ impl<'a> Check<'a> {
             make: &mut self.prepared.make,
             reproducibility: self.backend.reproducibility(),
             bound: args.bound,
-            threads: args.options(self.backend).threads(),
+            threads: args.threads.count(),
             seed: args.seed,
         });
         rig = rig.with_kv(args.kv.kind());
@@ -250,17 +258,17 @@ impl<'a> Check<'a> {
             let started = Instant::now();
             let found = (gate.run)(&mut rig);
             let seconds = started.elapsed().as_secs_f64();
-            print(&row(gate, &found, seconds))?;
+            print(&gate_row(gate, &found, seconds))?;
             if !found.as_ref().is_ok_and(Finding::holds) {
                 failed.push(format!("{} on {}", gate.name, self.backend.name()));
             }
-            records.push(record(gate, &found, seconds));
+            records.push(gate_record(gate, &found, seconds));
         }
         Ok(json!({"ran": true, "longest": rig.longest(), "gates": records}))
     }
 }
 
-fn row(gate: &Gate, found: &Result<Finding, BackendError>, seconds: f64) -> String {
+fn gate_row(gate: &Gate, found: &Result<Finding, BackendError>, seconds: f64) -> String {
     let finding = match found {
         Ok(finding) => finding,
         Err(error) => {
@@ -284,7 +292,7 @@ fn row(gate: &Gate, found: &Result<Finding, BackendError>, seconds: f64) -> Stri
     row
 }
 
-fn record(gate: &Gate, found: &Result<Finding, BackendError>, seconds: f64) -> Value {
+fn gate_record(gate: &Gate, found: &Result<Finding, BackendError>, seconds: f64) -> Value {
     let mut record = json!({"gate": gate.name, "shows": gate.shows, "seconds": seconds});
     match found {
         Ok(finding) => {
@@ -309,9 +317,9 @@ mod tests {
     #[test]
     fn a_gate_that_cannot_be_run_is_a_failure_like_any_other() {
         let found = Err(BackendError::Device("no answer".into()));
-        let row = row(&GATES[0], &found, 1.0);
+        let row = gate_row(&GATES[0], &found, 1.0);
         assert!(row.starts_with("FAILS  logits") && row.contains("device: no answer"), "{row}");
-        let record = record(&GATES[0], &found, 1.0);
+        let record = gate_record(&GATES[0], &found, 1.0);
         assert_eq!(
             (&record["holds"], &record["error"]),
             (&json!(false), &json!("device: no answer"))

@@ -22,7 +22,7 @@ use text::chat::ToolCall;
 use text::{Begin, Conversation, Message, Role, Tokenizer};
 
 use crate::interrupt;
-use crate::options::ModelOptions;
+use crate::options::{ModelOptions, tokenizer_of};
 use crate::output::{complain, print, write_file, wrong_usage};
 use crate::speculation::SpeculationOptions;
 use crate::store;
@@ -73,7 +73,7 @@ pub fn run(args: Args) -> Result<()> {
     if checkpoint.variant == Variant::Base {
         bail!("{} is a base model: it continues texts and knows no conversation", checkpoint.id);
     }
-    let tokenizer = Tokenizer::of(model.spec()).context("the model has no tokenizer")?;
+    let tokenizer = tokenizer_of(model.spec())?;
     let context = args.model.context(&model)?;
     let backend = args.model.backend(&model, context)?;
     let settings = Settings { max_running: 1, token_budget: 512, context };
@@ -323,8 +323,7 @@ impl Chat {
                 return Err(error);
             }
         }
-        print("\n")?;
-        Ok(())
+        print("\n")
     }
 
     fn generate(&mut self) -> Result<Message> {
