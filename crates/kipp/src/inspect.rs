@@ -54,9 +54,10 @@ struct Found {
     variant: String,
     /// Bytes of all tensors.
     weights: u64,
-    /// Positions of the KV cache, and its bytes in bf16 and in q8_0.
+    /// Positions of the KV cache, and its bytes by how it is stored.
     context: usize,
-    kv: [u64; 2],
+    kv_bf16: u64,
+    kv_q8_0: u64,
 }
 
 impl Found {
@@ -72,7 +73,8 @@ impl Found {
             variant,
             weights: gguf.tensors.iter().map(|tensor| tensor.range.len() as u64).sum(),
             context,
-            kv: [KvKind::Bf16, KvKind::Q8_0].map(kv),
+            kv_bf16: kv(KvKind::Bf16),
+            kv_q8_0: kv(KvKind::Q8_0),
             gguf,
             model,
         }
@@ -101,9 +103,9 @@ impl Found {
             "memory": {
                 "weights_bytes": self.weights,
                 "context": self.context,
-                "kv_bf16_bytes": self.kv[0],
-                "kv_q8_0_bytes": self.kv[1],
-                "total_bytes": self.weights + self.kv[0],
+                "kv_bf16_bytes": self.kv_bf16,
+                "kv_q8_0_bytes": self.kv_q8_0,
+                "total_bytes": self.weights + self.kv_bf16,
             },
             "metadata": metadata,
             "tensors": tensors.collect::<Vec<_>>(),
@@ -111,7 +113,7 @@ impl Found {
     }
 
     fn text(&self, tensors: bool) -> String {
-        let Found { id, variant, context, weights, kv: [bf16, q8_0], .. } = self;
+        let Found { id, variant, context, weights, kv_bf16, kv_q8_0, .. } = self;
         let types: Vec<String> =
             types(&self.gguf).iter().map(|(name, count)| format!("{count} {name}")).collect();
         let mut text = format!(
@@ -123,9 +125,9 @@ impl Found {
             self.model.head.name(),
             size(*weights),
             types.join(", "),
-            size(*bf16),
-            size(*q8_0),
-            size(weights + bf16),
+            size(*kv_bf16),
+            size(*kv_q8_0),
+            size(weights + kv_bf16),
         );
         for (key, field) in &self.gguf.metadata {
             text += &format!("{key} = {}\n", brief(field));

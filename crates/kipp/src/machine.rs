@@ -1,4 +1,4 @@
-//! What a record says about where it was made.
+//! The machine: what it has, and what a record says about where it was made.
 
 use std::fs;
 

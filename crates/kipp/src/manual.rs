@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Arg, Command, CommandFactory};
-
 use engine::conformance::{AGAINST_BF16, GATES};
 
 use crate::Cli;

@@ -1,4 +1,4 @@
-//! What goes out: lines that survive a closed pipe, files that are whole, and the reason where neither comes.
+//! What goes out: lines that survive a closed pipe, files that are whole, wrong usage, and words that several verbs use.
 
 use std::error::Error;
 use std::fmt;

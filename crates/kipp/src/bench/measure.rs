@@ -88,7 +88,7 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(backend: &'a mut dyn Backend, spec: &Spec, case: &Case) -> Self {
-        let blocks = (case.depth + case.work.tokens()).div_ceil(BLOCK) as u32;
+        let blocks = case.reach().div_ceil(BLOCK) as u32;
         let table = |s| (s * blocks..(s + 1) * blocks).collect();
         Bench {
             backend,

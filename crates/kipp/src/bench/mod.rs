@@ -59,12 +59,12 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
-    let nothing =
+    let too_few =
         || wrong_usage("--plot: expected figures at two depths or two batch sizes, found fewer");
     if let Some(path) = &args.plot {
         check_target("--plot", path)?;
         if args.compare.is_empty() && args.depth.len() < 2 && args.batch.len() < 2 {
-            return Err(nothing());
+            return Err(too_few());
         }
     }
     let records = if args.compare.is_empty() {
@@ -76,7 +76,7 @@ pub fn run(args: Args) -> Result<()> {
         records
     };
     let Some(path) = &args.plot else { return Ok(()) };
-    let picture = plot::draw(&records).ok_or_else(nothing)?;
+    let picture = plot::draw(&records).ok_or_else(too_few)?;
     write_file(path, &picture)
 }
 
