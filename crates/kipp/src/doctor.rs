@@ -48,7 +48,7 @@ struct Found {
 impl Found {
     fn new() -> Self {
         let memory = machine::available_memory();
-        let cuda = backends::cuda_devices();
+        let cuda = backends::cuda::devices();
         let mut places = vec![("processor".to_string(), memory)];
         places.extend(cuda.iter().flatten().map(|gpu| (gpu.name.clone(), Some(gpu.memory))));
         Found {
@@ -56,7 +56,7 @@ impl Found {
             memory,
             cuda: cuda.map(|gpus| gpus.into_iter().map(|gpu| gpu.line).collect()),
             // A GPU behind Metal has the processor's memory, so it is no place of its own.
-            metal: backends::metal_devices(),
+            metal: backends::metal::devices(),
             places,
         }
     }

@@ -9,11 +9,14 @@ use cpu::{Cpu, CpuModel, Options};
 use engine::conformance::Reproducibility;
 use engine::{Backend, BackendError, KvConfig, Oracle};
 use model::Model;
-#[cfg(feature = "cuda")]
-use model::TensorType;
 
 use crate::machine;
 use crate::progress::Meter;
+
+#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
+pub mod cuda;
+#[cfg_attr(not(all(feature = "metal", target_os = "macos")), path = "no_metal.rs")]
+pub mod metal;
 
 /// What computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -64,10 +67,20 @@ pub struct Prepared {
 
 type Make = dyn FnMut(KvConfig) -> Result<Box<dyn Backend>, BackendError>;
 
-/// The part of a GPU's free memory that a KV cache may take; activations need some of the rest.
-#[cfg(feature = "cuda")]
-const DEVICE_PART: (u64, u64) = (4, 5);
-/// The part of the machine's free memory: other programs want some.
+/// Told of bytes that are done, and of all.
+type Progress<'a> = dyn FnMut(u64, u64) + 'a;
+
+/// A GPU that `--backend cuda` could run on.
+pub struct Gpu {
+    /// `device 0`
+    pub name: String,
+    /// Its name, memory and capability.
+    pub line: String,
+    /// Bytes of its memory.
+    pub memory: u64,
+}
+
+/// The part of the machine's free memory that a KV cache may take: other programs want some.
 const HOST_PART: (u64, u64) = (1, 2);
 
 /// Upper limits of a machine, where they can be measured.
@@ -127,8 +140,8 @@ impl BackendName {
                 let weights = CpuModel::load(model, options, &mut progress)?;
                 Box::new(move |kv| Ok(Box::new(Cpu::new(&weights, kv)?)))
             }
-            BackendName::Cuda => return prepare_cuda(&model, settings, &mut progress),
-            BackendName::Metal => return prepare_metal(&model, settings, host),
+            BackendName::Cuda => return cuda::prepare(&model, settings, &mut progress),
+            BackendName::Metal => return metal::prepare(&model, settings, host),
             BackendName::Oracle => {
                 Box::new(move |kv| Ok(Box::new(Oracle::new(Arc::clone(&model), kv, threads))))
             }
@@ -139,7 +152,7 @@ impl BackendName {
     /// Names of the device's kernels that this process has used so far; none for a processor.
     pub fn kernels_hit(self) -> Vec<String> {
         match self {
-            BackendName::Cuda => cuda_kernels_hit(),
+            BackendName::Cuda => cuda::kernels_hit(),
             BackendName::Cpu | BackendName::Metal | BackendName::Oracle => Vec::new(),
         }
     }
@@ -147,7 +160,7 @@ impl BackendName {
     /// What the driver says of the device, if this backend runs on an NVIDIA GPU.
     pub fn device(self, ordinal: usize) -> Option<String> {
         match self {
-            BackendName::Cuda => Some(cuda_devices().ok()?.into_iter().nth(ordinal)?.line),
+            BackendName::Cuda => Some(cuda::devices().ok()?.into_iter().nth(ordinal)?.line),
             BackendName::Cpu | BackendName::Metal | BackendName::Oracle => None,
         }
     }
@@ -168,7 +181,7 @@ impl BackendName {
                     handover: if threads > 1 { Some(cpu::peaks::handover()?) } else { None },
                 })
             }
-            BackendName::Cuda => cuda_peaks(device, known),
+            BackendName::Cuda => cuda::peaks(device, known),
             BackendName::Metal | BackendName::Oracle => Ok(known),
         }
     }
@@ -176,138 +189,4 @@ impl BackendName {
 
 fn part(of: u64, (some, all): (u64, u64)) -> u64 {
     of / all * some
-}
-
-/// Told of bytes that are done, and of all.
-type Progress<'a> = dyn FnMut(u64, u64) + 'a;
-
-#[cfg(feature = "cuda")]
-fn prepare_cuda(
-    model: &Model,
-    settings: Settings,
-    progress: &mut Progress<'_>,
-) -> Result<Prepared, BackendError> {
-    let Settings { device, deterministic, .. } = settings;
-    let options = cuda::Options { device, deterministic, ..cuda::Options::default() };
-    let decoded =
-        |ty| matches!(ty, TensorType::F16 | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K);
-    if model.weights.matrices().any(|matrix| decoded(matrix.ty)) {
-        crate::output::complain("weights: some are of types that become fp16 on the GPU");
-    }
-    let model = cuda::CudaModel::load(model, options, progress)?;
-    let weights = Arc::clone(&model);
-    Ok(Prepared {
-        make: Box::new(move |kv| Ok(Box::new(cuda::CudaBackend::new(&weights, kv)?))),
-        room: Box::new(move || model.free_memory().ok().map(|free| part(free, DEVICE_PART))),
-    })
-}
-
-#[cfg(not(feature = "cuda"))]
-fn prepare_cuda(
-    _model: &Model,
-    _settings: Settings,
-    _progress: &mut Progress<'_>,
-) -> Result<Prepared, BackendError> {
-    Err(BackendError::Unavailable("this kipp was built without the feature `cuda`".into()))
-}
-
-#[cfg(feature = "cuda")]
-fn cuda_peaks(device: usize, known: Peaks) -> Result<Peaks> {
-    let read = known.read.map_or_else(|| cuda::peak_read(device), Ok)?;
-    let operations = known.operations.map_or_else(|| cuda::peak_operations(device), Ok)?;
-    Ok(Peaks { read: Some(read), operations: Some(operations), ..known })
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda_peaks(_device: usize, known: Peaks) -> Result<Peaks> {
-    Ok(known)
-}
-
-#[cfg(feature = "cuda")]
-fn cuda_kernels_hit() -> Vec<String> {
-    cuda::kernels_hit()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda_kernels_hit() -> Vec<String> {
-    Vec::new()
-}
-
-/// A GPU that `--backend cuda` could run on.
-pub struct Gpu {
-    /// `device 0`
-    pub name: String,
-    /// Its name, memory and capability.
-    pub line: String,
-    /// Bytes of its memory.
-    pub memory: u64,
-}
-
-/// What `--backend cuda` could run on, or why on none.
-#[cfg(feature = "cuda")]
-pub fn cuda_devices() -> Result<Vec<Gpu>, String> {
-    let devices = cuda::devices().map_err(|error| error.to_string())?;
-    let gpu = |device: &cuda::Device| {
-        let (major, minor) = device.capability;
-        let size = crate::output::size(device.memory);
-        let name = format!("device {}", device.ordinal);
-        let line = format!("{name}: {}, {size}, compute {major}.{minor}", device.name);
-        Gpu { name, line, memory: device.memory }
-    };
-    Ok(devices.iter().map(gpu).collect())
-}
-
-/// What `--backend cuda` could run on, or why on none.
-#[cfg(not(feature = "cuda"))]
-pub fn cuda_devices() -> Result<Vec<Gpu>, String> {
-    Err("this kipp was built without the feature `cuda`".into())
-}
-
-/// Processor and GPU share the machine's memory, of which `room` tells.
-#[cfg(all(feature = "metal", target_os = "macos"))]
-fn prepare_metal(
-    model: &Arc<Model>,
-    settings: Settings,
-    room: impl Fn() -> Option<u64> + 'static,
-) -> Result<Prepared, BackendError> {
-    let Settings { device, deterministic, metal_class, .. } = settings;
-    let class = metal_class.map(|class| match class {
-        MetalClass::Simdgroup => metal::Class::Simdgroup,
-        MetalClass::Tensor => metal::Class::Tensor,
-    });
-    let options = metal::Options { deterministic, class, ..metal::Options::default() };
-    let model = metal::MetalModel::load(metal::Gpu::open(device)?, model, options)?;
-    crate::output::complain(&format!("metal: {}", model.describe()));
-    Ok(Prepared {
-        make: Box::new(move |kv| Ok(Box::new(metal::MetalBackend::new(&model, kv)?))),
-        room: Box::new(room),
-    })
-}
-
-#[cfg(not(all(feature = "metal", target_os = "macos")))]
-fn prepare_metal(
-    _model: &Arc<Model>,
-    _settings: Settings,
-    _room: impl Fn() -> Option<u64>,
-) -> Result<Prepared, BackendError> {
-    Err(BackendError::Unavailable(NO_METAL.into()))
-}
-
-#[cfg(not(all(feature = "metal", target_os = "macos")))]
-const NO_METAL: &str = "this kipp was built without Metal, which only macOS has";
-
-/// What `--backend metal` could run on, a line a device, or why on none.
-#[cfg(all(feature = "metal", target_os = "macos"))]
-pub fn metal_devices() -> Result<Vec<String>, String> {
-    let devices = metal::devices();
-    let line = |(i, device): (usize, &metal::Gpu)| {
-        format!("device {i}: {}", metal::Device::describe(device))
-    };
-    Ok(devices.iter().enumerate().map(line).collect())
-}
-
-/// What `--backend metal` could run on, a line a device, or why on none.
-#[cfg(not(all(feature = "metal", target_os = "macos")))]
-pub fn metal_devices() -> Result<Vec<String>, String> {
-    Err(NO_METAL.into())
 }
