@@ -18,7 +18,7 @@ rm -rf "$work/objc2-metal"
 cp -r "$source" "$work/objc2-metal"
 find "$work/objc2-metal" -name '*.rs' -exec sed -i '/^ *#\[link(name = .*kind = "framework")\]$/d' {} +
 
-# The crate as it is on macOS: the bridge among its modules, with the same dependencies, and what the program does with it.
+# The crate as it is on macOS: the bridge among its modules, with the same dependencies, and the program's file that calls it.
 features=$(sed -n 's/^objc2-metal = .*features = \(\[.*\]\) }$/\1/p' crates/metal/Cargo.toml)
 foundation=$(sed -n 's/^objc2-foundation = .*features = \[\(.*\)\] }$/\1/p' crates/metal/Cargo.toml)
 cat > "$work/Cargo.toml" <<EOF
@@ -48,12 +48,20 @@ check() {
             echo "#[path = \"$root/crates/metal/src/$module.rs\"] mod $module;"
         done
         echo "#[path = \"$1\"] mod bridge;"
-        cat <<'EOF'
-pub fn open(model: &std::sync::Arc<model::Model>, kv: engine::KvConfig) -> Result<Box<dyn engine::Backend>, engine::BackendError> {
-    assert!(!bridge::devices().is_empty());
-    let loaded = backend::MetalModel::load(bridge::Gpu::open(0)?, model, backend::Options::default())?;
-    assert!(!loaded.describe().is_empty());
-    Ok(Box::new(backend::MetalBackend::new(&loaded, kv)?))
+        cat <<EOF
+pub use {backend::{MetalBackend, MetalModel, Options}, bridge::{Gpu, devices}, device::Device, kernels::Class};
+extern crate self as metal;
+mod output { pub fn complain(_: &str) {} }
+// As in crates/kipp/src/backends/mod.rs.
+mod backends {
+    #[path = "$root/crates/kipp/src/backends/metal.rs"] mod metal;
+    use engine::{Backend, BackendError, KvConfig};
+    #[derive(Clone, Copy)] pub enum MetalClass { Simdgroup, Tensor }
+    #[derive(Clone, Copy)] pub struct Settings {
+        pub device: usize, pub deterministic: bool, pub metal_class: Option<MetalClass>, pub threads: usize
+    }
+    pub struct Prepared { pub make: Box<Make>, pub room: Box<dyn Fn() -> Option<u64>> }
+    type Make = dyn FnMut(KvConfig) -> Result<Box<dyn Backend>, BackendError>;
 }
 EOF
     } > "$work/src/lib.rs"
