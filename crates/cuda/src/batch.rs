@@ -222,7 +222,7 @@ const fn ring(kind: Kind) -> usize {
     }
 }
 
-/// Teams of warps that take the stages in turns (`teams` of the kernels).
+/// Teams of warps that take the stages in turns (`teams` of the kernels, which a test compares).
 const fn teams(kind: Kind, width: usize, groups: usize, use_index: usize) -> usize {
     if use_index == 3 {
         return 1;
@@ -298,6 +298,9 @@ impl Shares {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     /// Kernels exist for every share, and every ring has stages for two teams.
@@ -324,5 +327,34 @@ mod tests {
                 assert!(then != 1 || ranges <= CLUSTERS, "{rows}: {ranges}");
             }
         }
+    }
+
+    /// The kernels are compiled for as many threads as they are launched with: their own function, in a compiler's eyes.
+    #[test]
+    fn kernels_count_teams_alike() {
+        let plan = include_str!("../kernels/project_batch_plan.cuh");
+        let function =
+            plan.split_once("constexpr int teams(").and_then(|at| at.1.split_once("\n}\n"));
+        let function = function.expect("the function").0;
+        let uses = ["HEADS", "RESIDUAL", "SWIGLU", "STORE"];
+        let (types, epilogues) = (Kind::NAMES.join(", "), uses.join(", "));
+        let mut code = format!(
+            "enum Type {{ {types} }};\nenum Epilogue {{ {epilogues} }};\nconstexpr int teams({function}\n}}\n"
+        );
+        for (kind, width) in Kind::ALL.iter().flat_map(|&kind| WIDTHS.map(|width| (kind, width))) {
+            for groups in 1..=HIGHEST / 4 {
+                for (use_index, then) in uses.iter().enumerate() {
+                    let (name, teams) = (kind.name(), teams(kind, width, groups, use_index));
+                    code += &format!(
+                        "static_assert(teams({name}, {width}, {groups}, {then}) == {teams}, \"\");\n"
+                    );
+                }
+            }
+        }
+        let mut compiler = Command::new("c++");
+        compiler.args(["-std=c++17", "-fsyntax-only", "-x", "c++", "-"]).stdin(Stdio::piped());
+        let mut compiler = compiler.spawn().expect("a C++ compiler, which nvcc needs too");
+        compiler.stdin.take().expect("piped").write_all(code.as_bytes()).expect("read");
+        assert!(compiler.wait().expect("an end").success());
     }
 }
