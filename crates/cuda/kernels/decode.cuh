@@ -32,8 +32,9 @@
 template <class M, Kv KIND>
 __device__ __forceinline__ void attend_part(Consumer& c, const DecodeArgs& args, const Context& context, int index, int layer, int position,
                                             int block, const Source& qkv, uint32_t* counter) {
-    const int head = index / context.splits, split = index % context.splits, first = context.begin(split);
-    Part part{head, first, context.begin(split + 1) - first, position, split == context.splits - 1};
+    const int head = index % KV_HEADS, split = index / KV_HEADS;
+    const Share units = context.share(split);
+    Part part{head, units.first, units.count, position, split == context.splits - 1};
     const size_t plane = size_t(args.blocks) * KV_HEADS * BLOCK, row_bytes = KIND == KV_BF16 ? HEAD * 2 : HEAD;
     part.keys = {args.pool.values + 2 * layer * plane * row_bytes, args.pool.scales + 2 * layer * plane};
     part.values = {part.keys.values + plane * row_bytes, part.keys.scales + plane};
@@ -68,7 +69,7 @@ __device__ __forceinline__ void project_normed(Consumer& c, const Source& source
     multiply(c, input, panels);
     c.share_squares(squares);
     c.template publish<PAIRS>(outputs, to, tag, counter, [&](int i) {
-        return value(i, __fdividef(sum_factor<T>(), scale) * rsqrtf(__fdividef(c.sum_of_squares(), K) + EPSILON));
+        return value(i, __fdividef(1.0f, scale) * rsqrtf(__fdividef(c.sum_of_squares(), K) + EPSILON));
     });
 }
 
@@ -86,7 +87,7 @@ __device__ __forceinline__ void project_back(Consumer& c, const Source& source, 
     Input<T, K, true> input;
     input.prepare(c, source);
     multiply(c, input, share.count);
-    const float factor = __fdividef(sum_factor<T>(), scale);
+    const float factor = __fdividef(1.0f, scale);
     c.publish(outputs, to + first, tag, counter, [&](int i) { return before + c.row_sum(i) * factor; });
 }
 
@@ -176,7 +177,7 @@ __device__ __forceinline__ void run_head(Consumer& c, const DecodeArgs& args, De
         multiply(c, input, panels);
         c.sync();
         if (threadIdx.x < panels * PANEL) {
-            const float factor = __fdividef(sum_factor<H>(), scale) * rsqrtf(__fdividef(c.sum_of_squares(), HIDDEN) + EPSILON);
+            const float factor = __fdividef(1.0f, scale) * rsqrtf(__fdividef(c.sum_of_squares(), HIDDEN) + EPSILON);
             const float logit = c.row_sum(threadIdx.x) * factor;
             const int row = (share.first + done) * PANEL + threadIdx.x;
             args.logits[row] = logit;
@@ -213,16 +214,16 @@ __device__ __forceinline__ void decode(const DecodeArgs& args, const DecodeMaps&
     float* const fixed = at(args.fixed);
     auto* const rotations = reinterpret_cast<float2*>(fixed);
     float* const squares = fixed + HEAD;
-    int* const bytes = reinterpret_cast<int*>(squares + CONSUMERS);
-    const uint32_t barriers = shared_address(bytes + 32);
-    Ring ring{shared_address(start), barriers, barriers + args.slots * 8, args.slots, args.slot_bytes, 0, 0};
+    int* const slots = reinterpret_cast<int*>(squares + CONSUMERS);
+    const uint32_t barriers = shared_address(slots + 2 * SLOTS);
+    Ring ring{shared_address(start), barriers, barriers + SLOTS * 8, args.ring, 0, 0};
     // Through a shuffle, so that the compiler keeps them instead of reading the special register anew.
     const int lane = __shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x), warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     const int position = args.step[args.step[POSITION_AT]];
     const int* table = args.step + args.step[args.step[TABLE_AT]];
     if (threadIdx.x == 0) {
-        for (int i = 0; i < args.slots; i++) {
+        for (int i = 0; i < SLOTS; i++) {
             barrier_init(ring.full_at + i * 8, 1);
             barrier_init(ring.empty_at + i * 8, CONSUMERS);
         }
@@ -243,7 +244,7 @@ __device__ __forceinline__ void decode(const DecodeArgs& args, const DecodeMaps&
     if (warp >= CONSUMERS) {
         fewer_registers<40>();
         if (threadIdx.x == CONSUMERS * 32) {
-            Producer producer{ring, ring, 0, 0, bytes, evict_first(), args, maps};
+            Producer producer{ring, ring, ring, 0, 0, slots, slots + SLOTS, evict_first(), args, maps};
             produce<M, T, H>(producer, dealer, position, table);
         }
     } else {

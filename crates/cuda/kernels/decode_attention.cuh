@@ -11,6 +11,7 @@
 #if HOPPER
 
 constexpr int HALF = BLOCK / 2;
+constexpr float QUANT_SCALE = 1.0f / 16777216.0f;
 
 // One KV head's part of the attention: which blocks of the context, and whether the last of them takes the new position,
 // whose key and value arrive in the posted q, k, v and are appended to the cache.
@@ -38,7 +39,7 @@ __device__ __forceinline__ float cached(float x) {
 // Norms, rotates and scales the queries, norms and rotates the new key, all into shared memory; appends key and value.
 template <Kv KIND, int MATES>
 __device__ __forceinline__ void prepare_heads(const Consumer& c, const Part& part, const Source& qkv, const float* q_norm,
-                                              const float* k_norm, AttentionMemory<MATES>& m) {
+                                              const float* k_norm, bool alone, AttentionMemory<MATES>& m) {
     constexpr int group = MATES;
     const float4 rotation = reinterpret_cast<const float4*>(c.rotations)[c.lane];  // cos, sin of two pairs
     float2 na, nb;
@@ -47,7 +48,10 @@ __device__ __forceinline__ void prepare_heads(const Consumer& c, const Part& par
         na = __ldg(norm), nb = __ldg(norm + 32);
     };
     fetch_norm(c.warp);
-    c.await(qkv.counter, qkv.arrivals);
+    // Few blocks look at the words of a context of one part, so they need not be told when it is worth it; of the warps, all must have
+    // left the memory that `m` lies in.
+    if (alone) c.sync();
+    else c.await(qkv.counter, qkv.arrivals);
 #pragma unroll 1
     for (int i = c.warp; i < group + 2; i += CONSUMERS) {
         const float* from = qkv.posted + (i < group ? part.head * group + i : (MATES + i - group) * KV_HEADS + part.head) * HEAD;
@@ -107,8 +111,6 @@ __device__ __forceinline__ uint32_t piece_at(uint32_t rows, int position, int pi
     return rows + (KIND == KV_BF16 ? piece / 8 * (BLOCK * LINE) : 0) + position * LINE + (((piece ^ position) & 7) << 4);
 }
 
-__device__ constexpr int rows_bytes(Kv kind) { return kind == KV_BF16 ? BLOCK * HEAD * 2 : BLOCK * HEAD; }
-
 // Completes a block in shared memory with the newest position: its key and value, and, for fp16, zeros for the values
 // after it in its half, which nobody may have written yet.
 template <Kv KIND, class Memory>
@@ -116,10 +118,13 @@ __device__ __forceinline__ void complete_half(const Consumer& c, uint32_t keys, 
     constexpr int PIECES = KIND == KV_BF16 ? 16 : 8;
     const uint32_t values = keys + rows_bytes(KIND);
     if constexpr (KIND == KV_BF16)
-#pragma unroll 1
-        for (int position = newest + 1 + c.lane / PIECES; position / HALF == newest / HALF; position += 32 / PIECES)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(piece_at<KIND>(values, position, c.lane % PIECES)), "r"(0)
-                         : "memory");
+#pragma unroll
+        for (int i = 0; i < HALF; i += 32 / PIECES) {
+            const int position = newest + 1 + c.lane / PIECES + i;
+            if (position / HALF == newest / HALF)
+                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(piece_at<KIND>(values, position, c.lane % PIECES)), "r"(0)
+                             : "memory");
+        }
     if (c.lane < 2 * PIECES) {
         uint4 v = reinterpret_cast<const uint4*>(m.fresh[c.lane / PIECES])[c.lane % PIECES];
         uint32_t to = piece_at<KIND>(c.lane < PIECES ? keys : values, newest, c.lane % PIECES);
@@ -313,27 +318,32 @@ __device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, cons
     const int shared_lane = c.lane;
     c.lane = here(c.lane);
     auto& m = *reinterpret_cast<AttentionMemory<group>*>(c.vector);
-    prepare_heads<KIND>(c, part, qkv, q_norm, k_norm, m);
+    prepare_heads<KIND>(c, part, qkv, q_norm, k_norm, alone, m);
     c.sync();
     uint32_t q[HEAD / 16][4];
     Running<KIND> running;
     running.load_queries(q, m, c.lane);
 
-    for (int u = 0; u < part.units; u++, c.ring.advance()) {
-        c.ring.wait_full();  // everybody: a warp that let a whole turn pass could not tell it from the next
-        if (u % (CONSUMERS / 2) == c.warp / 2) {
-            const int half = c.warp % 2;
-            int valid = min(HALF, part.position + 1 - (part.first + u) * BLOCK - half * HALF);
-            if (valid > 0) {
-                const int newest = part.position - (part.first + u) * BLOCK;
-                const bool fresh = part.tail && newest / HALF == half;
-                if (fresh) complete_half<KIND>(c, c.ring.data(), newest, m);
-                running.add_half(q, c.ring.data(), half, valid, c.lane);
-                if (fresh) fence_bulk();  // the slot was written to: before the producer fills it again
-            }
+    // Each pair of warps takes one block of every TURN, and waits for the others too before it gives them back: a warp that let a
+    // slot's whole turn pass could not tell it from the next.
+    constexpr int TURN = CONSUMERS / 2;
+    for (int first = 0; first < part.units; first += TURN) {
+        const int count = min(TURN, part.units - first), mine = c.warp / 2, half = c.warp % 2;
+        const Ring these = c.ring;
+        uint32_t block = 0;
+        for (int i = 0; i < count; i++, c.ring.advance(cache_slot(KIND)))
+            if (const uint32_t data = c.ring.data(cache_slot(KIND)); i == mine) block = data;
+        const int newest = part.position - (part.first + first + mine) * BLOCK, valid = min(HALF, newest + 1 - half * HALF);
+        if (mine < count && valid > 0) {
+            these.ahead(mine).wait_full();
+            const bool fresh = part.tail && newest / HALF == half;
+            if (fresh) complete_half<KIND>(c, block, newest, m);
+            running.add_half(q, block, half, valid, c.lane);
+            if (fresh) fence_bulk();  // the slot was written to: before the producer fills it again
         }
+        if (c.lane < count) these.ahead(c.lane).wait_full();
         __syncwarp();
-        if (c.lane == 0) c.ring.release();
+        if (c.lane < count) these.ahead(c.lane).release();
     }
     running.store(m.outputs[c.warp], c.lane);
     c.sync();

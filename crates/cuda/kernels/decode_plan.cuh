@@ -19,6 +19,15 @@ constexpr int ROUND = 32;                               // panels of the head be
 
 constexpr int UNIT = 64;                                // columns that a warp multiplies at a time
 constexpr int BOX_LINES = 16;                           // lines of each of a panel's rows in a slot, at most
+constexpr int SLOTS = 32;                               // of the ring, at most
+
+// Bytes of a slot's data: swizzled boxes lie at multiples of a group.
+__device__ constexpr int padded(int bytes) { return (bytes + GROUP - 1) / GROUP * GROUP; }
+
+// A head's keys, or values, in one block of the cache; those with their scales, and their slot's data.
+__device__ constexpr int rows_bytes(Kv kind) { return kind == KV_BF16 ? BLOCK * HEAD * 2 : BLOCK * HEAD; }
+__device__ constexpr int cache_bytes(Kv kind) { return 2 * (rows_bytes(kind) + (kind == KV_BF16 ? 0 : BLOCK * 4)); }
+__device__ constexpr int cache_slot(Kv kind) { return padded(cache_bytes(kind)); }
 
 // The matrices of a step; all but the last in every layer.
 enum Matrix { QKV, OUT, GATE_UP, DOWN, VOCABULARY, MATRICES };
@@ -60,8 +69,8 @@ struct DecodeArgs {
     int blocks;                    // of the cache, in a plane
     int kv;                        // enum Kv
     int x, y, qkv, attention, h, parts;
-    // Shared memory, in bytes from its 1,024-aligned start: slots, then the rest.
-    int slots, slot_bytes, vector, sums, fixed;
+    // Shared memory, in bytes from its 1,024-aligned start: the ring's data, then the rest.
+    int ring, vector, sums, fixed;
     int sum_rows;                  // of each warp's sums
     int flying, hurried;           // bytes that are on their way to a block at once, at most, and for one that lags behind
     int early;                     // arrivals that a vector's readers do not wait for
@@ -87,12 +96,16 @@ struct Columns {
     static constexpr int CHUNKS = (LINES + BOX - 1) / BOX;
     // Words of a row of scales in a slot; the four more than needed spread the rows over the banks.
     static constexpr int PITCH = BOX * Format<T>::WORDS + 4;
+    static constexpr int QUANTS = BOX * GROUP, SCALES = T == F16 ? 0 : PANEL * PITCH * 4;  // bytes of a chunk
+    static constexpr int SLOT = padded(QUANTS + SCALES);
     static constexpr int UNITS = K / UNIT;
     static constexpr int CHUNK_UNITS = BOX * Format<T>::COLUMNS / UNIT;
     static constexpr int MINE = (UNITS + CONSUMERS - 1) / CONSUMERS;                    // of a warp, at most
     static constexpr int CHUNK_MINE = (CHUNK_UNITS + CONSUMERS - 1) / CONSUMERS;
     static constexpr bool EVEN = UNITS % CONSUMERS == 0;                                // all warps have as many
     static_assert(K % Format<T>::COLUMNS == 0 && (CHUNKS == 1 || CHUNK_UNITS % CONSUMERS == 0));
+    // Whether a warp has its n-th unit.
+    static __device__ bool has(int warp, int n) { return n < MINE && (EVEN || CONSUMERS * n + warp < UNITS); }
     // Units of a warp in a chunk.
     static __device__ constexpr int mine(int chunk) { return chunk + 1 < CHUNKS ? CHUNK_MINE : MINE - chunk * CHUNK_MINE; }
 };
@@ -121,91 +134,109 @@ struct Dealer {
     }
 };
 
-// How the context is split: KV blocks that hold a position, and the parts that they are cut into.
+// How the context is split: KV blocks that hold a position, and the parts that they are cut into. Part i is of KV head i % KV_HEADS.
 struct Context {
-    int units, splits;
+    int units, splits, base, rest;  // `base` units a split, one more for `rest` of them
 
     __device__ explicit Context(int position)
         : units(position / BLOCK + 1),
-          splits(min(min(CONTEXT_PARTS, int(gridDim.x) / KV_HEADS), (units + UNITS_A_PART - 1) / UNITS_A_PART)) {}
+          splits(min(min(CONTEXT_PARTS, int(gridDim.x) / KV_HEADS), (units + UNITS_A_PART - 1) / UNITS_A_PART)),
+          base(units / splits),
+          rest(units % splits) {}
 
-    __device__ int begin(int split) const { return split * units / splits; }
+    __device__ Share share(int split) const { return {split * base + min(split, rest), base + (split < rest)}; }
 };
 
-// The ring of slots in shared memory, seen from one side.
+// The ring in shared memory, seen from one side: a turn of SLOTS barriers, and as many bytes of data for each slot as what comes in
+// it needs. Both sides place a slot in the same way, so nobody tells the other where it lies.
 struct Ring {
     uint32_t data_at, full_at, empty_at;  // shared addresses
-    int slots, slot_bytes, slot;
-    uint32_t parity;
+    int bytes;                            // of data in all
+    int at;                               // where the next slot's data may begin
+    uint32_t passed;                      // slots before it
     static constexpr int FEW = 4;
 
-    __device__ uint32_t data() const { return data_at + slot * slot_bytes; }
-    __device__ uint32_t full() const { return full_at + slot * 8; }
-    __device__ void wait_full() const { barrier_wait(full(), parity); }
-    __device__ void wait_empty() const { barrier_wait(empty_at + slot * 8, parity ^ 1); }
+    // The data of the next slot, `size` bytes in one piece.
+    __device__ uint32_t data(int size) {
+        if (at + size > bytes) at = 0;
+        return data_at + at;
+    }
+    __device__ void advance(int size) { at += size, passed++; }
+    // What lies `by` slots further; its data are not known.
+    __device__ Ring ahead(int by) const { return {data_at, full_at, empty_at, bytes, at, passed + by}; }
+
+    __device__ uint32_t full() const { return full_at + passed % SLOTS * 8; }
+    __device__ uint32_t empty() const { return empty_at + passed % SLOTS * 8; }
+    __device__ uint32_t parity() const { return passed / SLOTS & 1; }
+    __device__ void wait_full() const { barrier_wait(full(), parity()); }
+    __device__ void wait_empty() const { barrier_wait(empty(), parity()); }
+    __device__ void release() const { barrier_arrive(empty()); }
     // Whether the consumers have left at most FEW slots, seen from the producer.
     __device__ bool nearly_empty() const {
-        const int after = slot + slots - FEW, wrapped = after >= slots;
-        return barrier_passed(empty_at + (after - wrapped * slots) * 8, parity ^ 1 ^ wrapped);
-    }
-    __device__ void release() const { barrier_arrive(empty_at + slot * 8); }
-    __device__ void advance() {
-        if (++slot == slots) slot = 0, parity ^= 1;
+        return passed < FEW || barrier_passed(ahead(-FEW).empty(), ahead(-FEW).parity());
     }
 };
 
 // ---- producer, a single thread
 
 struct Producer {
-    Ring ring, behind;        // `behind` is the oldest slot that may still be on its way
-    int flying, pending;      // bytes and slots on their way, or not known to have arrived
-    int* bytes;               // of each slot's copy
+    Ring ring, behind, held;  // `behind` is the oldest slot that may still be on its way, `held` the oldest that was not given back
+    int flying, used;         // bytes on their way, or not known to have arrived; bytes of data that are not free
+    int* coming;              // [SLOTS] bytes of each slot's copy
+    int* taken;               // [SLOTS] bytes of data that it takes, with those left out before it
     uint64_t policy;
     const DecodeArgs& args;
     const DecodeMaps& maps;
 
-    // The next slot, whose copies bring `count` bytes. More of them at once would lengthen the queues that the exchanges
+    // The next slot's data, whose copies bring `count` bytes. More of them at once would lengthen the queues that the exchanges
     // stand in; but a block whose consumers have little left is one that others may wait for, so it may ask for more.
-    __device__ void begin(int count) {
-        ring.wait_empty();
+    __device__ uint32_t begin(int count, int size) {
         const int most = ring.nearly_empty() ? args.hurried : args.flying;
-        while (pending > 0 && (flying + count > most || pending == ring.slots)) {
+        while (behind.passed != ring.passed && (flying + count > most || ring.passed - behind.passed == SLOTS)) {
             behind.wait_full();
-            flying -= bytes[behind.slot], pending--;
-            behind.advance();
+            flying -= coming[behind.passed % SLOTS];
+            behind.passed++;
         }
-        flying += count, pending++;
-        bytes[ring.slot] = count;
+        const int before = ring.at, slot = ring.passed % SLOTS;
+        const uint32_t data = ring.data(size);
+        const int takes = size + (ring.at < before ? ring.bytes - before : 0);
+        while (used + takes > ring.bytes || ring.passed - held.passed == SLOTS) {
+            held.wait_empty();
+            used -= taken[held.passed % SLOTS];
+            held.passed++;
+        }
+        flying += count, used += takes;
+        coming[slot] = count, taken[slot] = takes;
         barrier_expect(ring.full(), count);
+        return data;
     }
 
     // A block's share of a matrix of K columns, in units of EACH panels.
     template <Type T, int K, int EACH = 1>
     __device__ void stream(int matrix, int layer, Share share) {
         using C = Columns<T, K>;
-        constexpr int QUANTS = C::BOX * GROUP, SCALES = T == F16 ? 0 : PANEL * C::PITCH * 4;
         for (int panel = share.first * EACH; panel < (share.first + share.count) * EACH; panel++)
             for (int c = 0; c < C::CHUNKS; c++) {
-                begin(QUANTS + SCALES);
-                copy_lines(ring.data(), &maps.quants[matrix], panel * PANEL, c * C::BOX, layer, ring.full(), policy);
+                const uint32_t data = begin(C::QUANTS + C::SCALES, C::SLOT);
+                copy_lines(data, &maps.quants[matrix], panel * PANEL, c * C::BOX, layer, ring.full(), policy);
                 if constexpr (T != F16)
-                    copy_scales(ring.data() + QUANTS, &maps.scales[matrix], c * C::BOX * Format<T>::WORDS, panel * PANEL, layer,
+                    copy_scales(data + C::QUANTS, &maps.scales[matrix], c * C::BOX * Format<T>::WORDS, panel * PANEL, layer,
                                 ring.full(), policy);
-                ring.advance();
+                ring.advance(C::SLOT);
             }
     }
 
     // The keys and values of a head in one block of the cache.
     __device__ void stream_cache(int layer, int block, int head) {
-        const int bytes = args.kv == KV_BF16 ? BLOCK * HEAD * 2 : BLOCK * HEAD;
-        begin(2 * bytes + (args.kv == KV_BF16 ? 0 : 2 * BLOCK * 4));
+        const Kv kind = Kv(args.kv);
+        const uint32_t data = begin(cache_bytes(kind), cache_slot(kind));
         for (int v = 0; v < 2; v++) {
             size_t row = cache_row((2 * layer + v) * args.blocks + block, head);
-            copy_rows(ring.data() + v * bytes, &maps.cache, row, ring.full(), policy);
-            if (args.kv != KV_BF16)
-                bulk_load(ring.data() + 2 * bytes + v * BLOCK * 4, args.pool.scales + row, BLOCK * 4, ring.full(), policy);
+            copy_rows(data + v * rows_bytes(kind), &maps.cache, row, ring.full(), policy);
+            if (kind != KV_BF16)
+                bulk_load(data + 2 * rows_bytes(kind) + v * BLOCK * 4, args.pool.scales + row, BLOCK * 4, ring.full(), policy);
         }
-        ring.advance();
+        ring.advance(cache_slot(kind));
     }
 };
 
@@ -219,8 +250,8 @@ __device__ void produce(Producer& p, Dealer dealer, int position, const int* tab
         p.stream<T, M::HIDDEN>(QKV, layer, dealer.share(args.deals[QKV]));
         int part = dealer.rank(parts);
         if (part < parts) {
-            int head = part / context.splits, split = part % context.splits;
-            for (int u = context.begin(split); u < context.begin(split + 1); u++) p.stream_cache(layer, table[u], head);
+            const Share units = context.share(part / KV_HEADS);
+            for (int u = units.first; u < units.first + units.count; u++) p.stream_cache(layer, table[u], part % KV_HEADS);
         }
         if (context.splits > 1) dealer.rank(M::HEADS);
         p.stream<T, M::Q>(OUT, layer, dealer.share(args.deals[OUT]));

@@ -39,10 +39,10 @@ const SHORT: usize = 1024;
 const ROUND_ROWS: usize = 32 * PANEL;
 /// Words of the counters of a layer: six exchanges, each counted on four lines.
 const LAYER_COUNTERS: usize = 6 * 4 * 32;
-/// Rotations, sums of squares, sizes of copies, and barriers.
-const FIXED: usize = 512 + 32 + 128 + 2 * 8 * 32;
-/// Slots, at most.
-const MAX_SLOTS: usize = 32;
+/// Slots of the ring, at most.
+const SLOTS: usize = 32;
+/// Rotations, sums of squares, sizes of the slots' copies and data, and barriers.
+const FIXED: usize = 512 + 32 + 2 * 4 * SLOTS + 2 * 8 * SLOTS;
 
 /// The matrices of a step, in the kernel's order.
 const MATRICES: usize = 5;
@@ -96,8 +96,7 @@ struct Arguments {
     attention: i32,
     h: i32,
     parts: i32,
-    slots: i32,
-    slot_bytes: i32,
+    ring: i32,
     vector: i32,
     sums: i32,
     fixed: i32,
@@ -175,7 +174,7 @@ impl Decode {
         // SAFETY: the whole of a live buffer.
         unsafe { stream.zero(memory.address(), memory.bytes())? };
         let multiprocessors = context.device.multiprocessors as usize;
-        let layout = Layout::of(&matrices, spec, around.kv, multiprocessors);
+        let layout = Layout::of(&matrices, spec, multiprocessors);
 
         let maps = Maps {
             quants: each(&matrices, |i, m| quants_map(m, strides.quants[i], spec))?,
@@ -210,8 +209,7 @@ impl Decode {
             attention,
             h,
             parts,
-            slots: layout.slots as i32,
-            slot_bytes: layout.slot_bytes as i32,
+            ring: layout.ring as i32,
             vector: layout.vector as i32,
             sums: layout.sums as i32,
             fixed: layout.fixed as i32,
@@ -261,10 +259,9 @@ fn flying(matrices: &[&Projection; MATRICES], hidden: usize) -> usize {
     slots * widest_slot(matrices)
 }
 
-/// The same for a block that lags behind. Products of 4 bits take longer than their panels' arrival, so more gains them nothing.
+/// The same for a block that lags behind.
 fn hurried(matrices: &[&Projection; MATRICES], hidden: usize) -> usize {
-    let more = if matches!(matrices[0].kind, Kind::Q4_0 | Kind::Q4_1) { 0 } else { 2 };
-    flying(matrices, hidden) + more * widest_slot(matrices)
+    flying(matrices, hidden) + 2 * widest_slot(matrices)
 }
 
 fn widest_slot(matrices: &[&Projection; MATRICES]) -> usize {
@@ -403,8 +400,7 @@ fn cache_map(spec: &Spec, around: &Surroundings) -> Result<TensorMap> {
 /// Shared memory of a block, in bytes from its start.
 #[derive(Debug)]
 struct Layout {
-    slots: usize,
-    slot_bytes: usize,
+    ring: usize,
     vector: usize,
     sums: usize,
     fixed: usize,
@@ -412,35 +408,33 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(matrices: &[&Projection; MATRICES], spec: &Spec, kv: KvKind, blocks: usize) -> Self {
-        let mut slot = match kv {
-            KvKind::Bf16 => 2 * engine::batch::BLOCK * HEAD_DIM * 2,
-            KvKind::Q8_0 => 2 * engine::batch::BLOCK * (HEAD_DIM + 4),
-        };
+    fn of(matrices: &[&Projection; MATRICES], spec: &Spec, blocks: usize) -> Self {
         let group = spec.heads / KV_HEADS;
         let (mut vector, mut sum_rows) = (attention_bytes(group), ROUND_ROWS);
         for (i, p) in matrices.iter().enumerate() {
-            slot = slot.max(slot_bytes(p));
             let units = (p.cols / UNIT).div_ceil(CONSUMERS); // of a warp
-            vector = vector.max(CONSUMERS * 2 * (units * UNIT * 2 + 16));
+            // High and low parts in fp16, or in bytes and a scale for each block of 32 with what belongs to it.
+            let region = match p.kind {
+                Kind::F16 => 2 * (units * UNIT * 2 + 16),
+                _ => units * (UNIT * 2 + UNIT / 32 * 8),
+            };
+            vector = vector.max(CONSUMERS * region);
             if i + 1 < MATRICES {
                 let unit = unit_rows(i);
                 sum_rows = sum_rows.max((p.rows / unit).div_ceil(blocks) * unit);
             }
         }
-        let slot_bytes = slot.next_multiple_of(1024);
         let sums = CONSUMERS * sum_rows * 4;
         let sizes = [vector, sums, FIXED].map(|n: usize| n.next_multiple_of(128));
         let rest: usize = sizes.iter().sum();
-        let slots = ((SHARED - 1024 - rest) / slot_bytes).min(MAX_SLOTS);
-        let mut end = slots * slot_bytes;
+        let ring = (SHARED - 1024 - rest) / 1024 * 1024;
+        let mut end = ring;
         let mut take = |bytes: usize| {
             end += bytes;
             end - bytes
         };
         Layout {
-            slots,
-            slot_bytes,
+            ring,
             vector: take(sizes[0]),
             sums: take(sizes[1]),
             fixed: take(sizes[2]),
@@ -511,16 +505,13 @@ mod tests {
                     assert_eq!(132 * deal.base + deal.rest, deal.units);
                     assert!(deal.arrivals >= deal.units.min(132) as u32);
                 }
-                for kv in [KvKind::Bf16, KvKind::Q8_0] {
-                    let layout = Layout::of(&matrices.each_ref(), spec, kv, 132);
-                    assert!(layout.slots >= 4, "{}: {layout:?}", checkpoint.id);
-                    assert!(1024 + layout.fixed + FIXED <= SHARED);
-                    assert!(layout.sum_rows / 2 <= CONSUMERS * 32);
-                    assert!(
-                        hurried(&matrices.each_ref(), spec.hidden)
-                            <= layout.slots * layout.slot_bytes
-                    );
-                }
+                let layout = Layout::of(&matrices.each_ref(), spec, 132);
+                let cached = 2 * engine::batch::BLOCK * HEAD_DIM * 2;
+                let widest = widest_slot(&matrices.each_ref()).max(cached) + 1024;
+                assert!(4 * widest <= layout.ring, "{}: {layout:?}", checkpoint.id);
+                assert!(1024 + layout.fixed + FIXED <= SHARED);
+                assert!(layout.sum_rows / 2 <= CONSUMERS * 32);
+                assert!(hurried(&matrices.each_ref(), spec.hidden) <= layout.ring);
             }
         }
     }

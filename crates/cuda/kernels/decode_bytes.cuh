@@ -1,0 +1,219 @@
+// Quantised weights in the decode kernel's products (decode_product.cuh): products of bytes, whose sums are exact.
+//
+// The vector is taken in fixed point, 16 bits and a scale for each block of 32 columns, as two bytes with signs: x = (256 high + low)
+// scale. Weights are bytes as they lie, or nibbles one operation away from it. A step is two units of 64 columns, four blocks, whose sums
+// must not meet before they are scaled: in the A operand of mma.m16n8k32 rows 0-7 and rows 8-15 are the panel's rows in a
+// unit's two blocks; B holds the first unit's blocks in columns 0 to 3, high and low parts, and the second one's in columns 4 to 7, the rest
+// being zero. So each lane ends with one block's sum: t / 2 says of which unit, t % 2 of which block of it.
+#pragma once
+
+#include "decode_halves.cuh"
+
+#if HOPPER
+
+constexpr float LARGEST = 127 * 256;  // of a vector's integers, so that neither part leaves its byte
+
+// D = A B and D += A B, of unsigned weights and a vector with signs.
+__device__ __forceinline__ void mma_bytes_first(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
+}
+__device__ __forceinline__ void mma_bytes_next(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The lane's block's sum.
+__device__ __forceinline__ int block_sum(const int (&e)[4], int t) {
+    return (t & 1 ? e[2] : e[0]) * 256 + (t & 1 ? e[3] : e[1]);
+}
+
+// Two units of the vector. What a block's integers lack of the weights' is the lane's block's sum of x with their offset, 8 or 128: `lack`.
+// Q4_1 has a minimum instead, which meets the sum of x itself, `sum`.
+template <Type T>
+struct Operand {
+    static constexpr int UNITS = 2;
+    uint32_t b[4];
+    float scale, sum;
+    int lack;
+};
+
+template <Type T, int K, bool PAIRS>
+struct Vector {
+    using C = Columns<T, K>;
+    static constexpr bool NIBBLES = T != Q8_0;
+    static constexpr int STEPS = (C::MINE + 1) / 2;
+    static constexpr int SCALES = C::MINE * UNIT * 2;       // bytes before the blocks' scales, with what they lack or their sums
+    static constexpr int REGION = SCALES + C::MINE * 2 * 8;
+    static constexpr bool HELD = C::MINE <= 24;  // in registers
+    Operand<T> operands[HELD ? STEPS : 1];
+    uint32_t at;
+
+    // Four columns a lane of the warp's units 2 `piece` and the next, which share a scale.
+    __device__ __forceinline__ void put(int lane, int piece, bool there, const float4& v) const {
+        uint32_t most = max(max(magnitude(v.x), magnitude(v.y)), max(magnitude(v.z), magnitude(v.w)));
+        most = __reduce_max_sync(0xffffffffu, there ? most : 0);
+        uint32_t high, low;
+        parts(v, __fdividef(LARGEST, __uint_as_float(most)), high, low);
+        if (!there) return;
+        const int block = piece * 4 + lane / 8, j = lane % 8;
+        const uint32_t to = at + block * 64 + word(j);
+        store_shared(to, high), store_shared(to + 32, low);
+        if (j == 0) store_scale(block, __uint_as_float(most));
+    }
+
+    // Eight columns a lane of the warp's units 4 `piece` and the next three, which share a scale.
+    __device__ __forceinline__ void put(int lane, int piece, bool there, const uint4& v) const {
+        const float2 p[4] = {__half22float2(halves(v.x)), __half22float2(halves(v.y)), __half22float2(halves(v.z)), __half22float2(halves(v.w))};
+        uint32_t most = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) most = max(most, max(magnitude(p[i].x), magnitude(p[i].y)));
+        most = __reduce_max_sync(0xffffffffu, there ? most : 0);
+        const float by = __fdividef(LARGEST, __uint_as_float(most));
+        if (!there) return;
+        const int block = piece * 8 + lane / 4, j = lane % 4;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t high, low;
+            parts({p[2 * i].x, p[2 * i].y, p[2 * i + 1].x, p[2 * i + 1].y}, by, high, low);
+            const uint32_t to = at + block * 64 + word(2 * j + i);
+            store_shared(to, high), store_shared(to + 32, low);
+        }
+        if (j == 0) store_scale(block, __uint_as_float(most));
+    }
+
+    // Takes the warp's columns from shared memory to where `get` finds them.
+    __device__ __forceinline__ void hold(const Consumer& c, int lane) {
+        constexpr uint32_t OFFSETS = T == Q8_0 ? 0x80808080 : T == Q4_0 ? 0x08080808 : 0x01010101;
+        const int t = lane % 4;
+#pragma unroll
+        for (int n = 0; n < STEPS; n++) {
+            Operand<T> x;
+            fetch(x, c, n);
+            int e[4];
+            mma_bytes_first(e, OFFSETS, OFFSETS, OFFSETS, OFFSETS, x.b[0], x.b[1]);
+            mma_bytes_next(e, OFFSETS, OFFSETS, OFFSETS, OFFSETS, x.b[2], x.b[3]);
+            const int lack = -block_sum(e, t);
+            uint32_t scale;
+            load_shared(scale, scales(n, t));
+            x.scale = has(c, 2 * n + t / 2) ? __uint_as_float(scale) : 0.0f;
+            x.lack = lack, x.sum = -x.scale * lack;
+            if constexpr (HELD) operands[n] = x;
+            else if (lane < 4 && has(c, 2 * n + t / 2)) store_shared(scales(n, t) + 4, T == Q4_1 ? __float_as_uint(x.sum) : x.lack);
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ Operand<T> get(const Consumer& c, int n, int t) const {
+        if constexpr (HELD) return operands[n];
+        Operand<T> x;
+        fetch(x, c, n);
+        uint32_t scale, second;
+        load_shared(scale, second, scales(n, t));
+        const bool there = has(c, 2 * n + t / 2);
+        x.scale = there ? __uint_as_float(scale) : 0.0f;
+        x.lack = there ? second : 0, x.sum = there ? __uint_as_float(second) : 0.0f;
+        return x;
+    }
+
+private:
+    static __device__ __forceinline__ bool has(const Consumer& c, int unit) { return C::has(c.warp, unit); }
+
+    __device__ __forceinline__ uint32_t scales(int n, int t) const { return at + SCALES + n * 32 + t * 8; }
+    __device__ __forceinline__ void store_scale(int block, float most) const {
+        store_shared(at + SCALES + block * 8, __float_as_uint(most * (1 / LARGEST)));
+    }
+
+    // Where four columns lie in a block's part: beside those that the same lane multiplies.
+    static __device__ __forceinline__ int word(int j) { return (NIBBLES ? j : j % 4 * 2 + j / 4) * 4; }
+
+    // A unit's lanes have its part of B, the others zeros, in the order in which the weights lie.
+    __device__ __forceinline__ void fetch(Operand<T>& x, const Consumer& c, int n) const {
+        const int lane = c.lane, second = lane / 16;
+        uint32_t first, next;
+        load_shared(first, next, at + n * 256 + second * 128 + lane / 4 % 4 * 32 + lane % 4 * 8);
+        if constexpr (NIBBLES) {
+            const uint32_t even = __byte_perm(first, next, 0x5140);
+            next = __byte_perm(first, next, 0x7362), first = even;
+        }
+        const bool two = has(c, 2 * n + 1);
+        x.b[0] = second ? 0 : first, x.b[1] = second ? 0 : next;
+        x.b[2] = second && two ? first : 0, x.b[3] = second && two ? next : 0;
+    }
+
+    // As an integer, which puts what is no number on top.
+    static __device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(fabsf(x)); }
+
+    // Four columns in fixed point: the integers and 128 more are the low bits of a float near 2^23, where its steps are 1.
+    static __device__ __forceinline__ void parts(const float4& v, float by, uint32_t& high, uint32_t& low) {
+        auto integer = [&](float x) { return __float_as_uint(fmaf(x, by, 12582912.0f + 128)); };
+        const uint32_t a = __byte_perm(integer(v.x), integer(v.y), 0x5140), b = __byte_perm(integer(v.z), integer(v.w), 0x5140);
+        high = __byte_perm(a, b, 0x7632), low = __byte_perm(a, b, 0x5410) ^ 0x80808080;
+    }
+};
+
+// A warp's units of a chunk, as they lie.
+template <Type T, int STEPS>
+struct Tiles {
+    static constexpr int WORDS = T == Q8_0 ? 8 : 4;
+    uint32_t w[STEPS][WORDS], scales[STEPS];
+
+    // The first `units` of them.
+    template <class Place>
+    __device__ __forceinline__ void load(uint32_t slot, const Place& place, int units) {
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            if (2 * i >= units) continue;
+#pragma unroll
+            for (int k = 0; k < WORDS / 4; k++)
+                if (2 * i + k < units) ldmatrix(reinterpret_cast<uint32_t(&)[4]>(w[i][4 * k]), slot + place.quants + (2 * i + k) * Place::NEXT);
+            load_scale(scales[i], slot + place.scales + i * (32 * Layout<T>::SCALES * 2));
+        }
+    }
+
+    static __device__ __forceinline__ void load_scale(uint32_t& s, uint32_t at) {
+        if constexpr (T == Q4_1) {
+            load_shared(s, at);
+        } else {
+            uint16_t h;
+            asm volatile("ld.shared.u16 %0, [%1];" : "=h"(h) : "r"(at) : "memory");
+            s = h;
+        }
+    }
+};
+
+template <Type T, bool PAIRS>
+struct Sum {
+    float q;
+
+    __device__ __forceinline__ void clear() { q = 0; }
+
+    // Operand i of the tiles, of which the second unit may be missing.
+    template <int STEPS>
+    __device__ __forceinline__ void add(const Tiles<T, STEPS>& tiles, int i, const Operand<T>& x, bool two, int t) {
+        const auto& w = tiles.w[i];
+        int e[4];
+        if constexpr (T == Q8_0) {
+            mma_bytes_first(e, w[0], w[2], w[1], w[3], x.b[0], x.b[1]);
+            if (two) mma_bytes_next(e, w[4], w[6], w[5], w[7], x.b[2], x.b[3]);
+        } else {
+            mma_bytes_first(e, low(w[0]), low(w[1]), low(w[0] >> 4), low(w[1] >> 4), x.b[0], x.b[1]);
+            if (two) mma_bytes_next(e, low(w[2]), low(w[3]), low(w[2] >> 4), low(w[3] >> 4), x.b[2], x.b[3]);
+        }
+        const float2 s = __half22float2(halves(two || t < 2 ? tiles.scales[i] : 0));
+        q += s.x * (__int2float_rn(block_sum(e, t) + (T == Q4_1 ? 0 : x.lack)) * x.scale);
+        if constexpr (T == Q4_1) q += s.y * x.sum;
+    }
+
+    // Row lane / 4's.
+    __device__ __forceinline__ float take(int) const {
+        const float v = q + __shfl_xor_sync(0xffffffffu, q, 1);
+        return v + __shfl_xor_sync(0xffffffffu, v, 2);
+    }
+
+    static __device__ __forceinline__ uint32_t low(uint32_t nibbles) { return nibbles & 0x0f0f0f0f; }
+};
+
+#endif
