@@ -120,22 +120,37 @@ __device__ __forceinline__ float power(float x) {
     return y;
 }
 
-// 64 queries; `first` is the position of the first, rows g and g + 8 of each warp's 16 are this thread's.
+// 64 queries; `first` is the position of the first, rows g and g + 8 of each warp's 16 are this thread's. Where registers are left they hold the
+// queries, so that products read a third less of the shared memory.
+template <Kv KIND>
 __device__ __forceinline__ void consume(uint32_t queries, uint32_t keys, uint32_t values, Barriers& barriers, int first, int rounds, float (&o)[64],
                                         float (&total)[2]) {
     constexpr float SCALE = 0.08838834764831845f * 1.4426950408889634f;  // exp(x / sqrt(128)) as a power of two
     constexpr float LEEWAY = 8.0f;
     int tid = threadIdx.x % 128, t = tid % 4, row = first + tid / 32 * 16 + tid % 32 / 4;
     float s[64], highest[2] = {-INFINITY, -INFINITY}, decay[2];
-    uint32_t p[8][4];
+    uint32_t p[8][4], q[8][4];
+    if constexpr (KIND == KV_BF16) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint32_t from = queries + i / 4 * HALF + (tid / 32 * 16 + tid % 16) * 128 + (((i % 4 * 2 + tid % 32 / 16) ^ tid % 8) << 4);
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(q[i][0]), "=r"(q[i][1]), "=r"(q[i][2]), "=r"(q[i][3])
+                         : "r"(from)
+                         : "memory");
+        }
+    }
 
     auto score = [&](int round) {
         int stage = round % STAGES;
         barrier_wait(shared_address(barriers.keys_full + stage), round / STAGES & 1);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            wgmma<KEYS>(s, operand(queries + i / 4 * HALF) + i % 4 * 2, operand(keys + stage * TILE + i / 4 * HALF) + i % 4 * 2, i > 0);
+        for (int i = 0; i < 8; i++) {
+            uint64_t k = operand(keys + stage * TILE + i / 4 * HALF) + i % 4 * 2;
+            if constexpr (KIND == KV_BF16) wgmma<KEYS>(s, q[i], k, i > 0);
+            else wgmma<KEYS>(s, operand(queries + i / 4 * HALF) + i % 4 * 2, k, i > 0);
+        }
         wgmma_commit();
     };
     // Values lie with d contiguous: 64 of d a piece of HALF bytes, 8 keys a kilobyte.
@@ -148,8 +163,9 @@ __device__ __forceinline__ void consume(uint32_t queries, uint32_t keys, uint32_
         for (int i = 0; i < 8; i++) wgmma<HEAD, true>(o, p[i], v + i * 128, round > 0 || i > 0);
         wgmma_commit();
     };
-    auto leave = [&](uint64_t* empty, int round) {  // to all blocks that fill it
-        if (tid < cluster_size()) barrier_arrive_in(shared_address(empty + round % STAGES), tid);
+    // To all blocks that fill it, if they will: whoever has left is then arrived at no more.
+    auto leave = [&](uint64_t* empty, int round) {
+        if (tid < cluster_size() && round + STAGES < rounds) barrier_arrive_in(shared_address(empty + round % STAGES), tid);
     };
     auto soften = [&](int round) {  // scores to probabilities
         if ((round + 1) * KEYS > first + 1) {  // some key may come after some query
@@ -231,9 +247,8 @@ __device__ __forceinline__ void attend(const CUtensorMap* q, const CUtensorMap* 
             barrier_init(shared_address(barriers.keys_full + i), FILLERS), barrier_init(shared_address(barriers.keys_empty + i), READERS);
             barrier_init(shared_address(barriers.values_full + i), FILLERS), barrier_init(shared_address(barriers.values_empty + i), READERS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    cluster_sync();
+    barriers_ready();
     release();
     depend();
     const int* item = step + step[FLASH_AT] + blockIdx.y * 2;
@@ -245,7 +260,6 @@ __device__ __forceinline__ void attend(const CUtensorMap* q, const CUtensorMap* 
     if (group == 2) {
         fewer_registers<KIND == KV_BF16 ? 40 : 72>();
         if (KIND == KV_BF16 && tid >= 32) return;
-        asm volatile("fence.proxy.async;" ::: "memory");
         if (tid == 0) {
             barrier_expect(shared_address(&barriers.queries), TILE);
             for (int half = 0; half < 2; half++)
@@ -263,7 +277,7 @@ __device__ __forceinline__ void attend(const CUtensorMap* q, const CUtensorMap* 
     more_registers<KIND == KV_BF16 ? 232 : 216>();
     barrier_wait(shared_address(&barriers.queries), 0);
     float o[64], total[2] = {};
-    consume(queries + group * (64 * 128), tiles, tiles + STAGES * TILE, barriers, position0 + group * 64, rounds, o, total);
+    consume<KIND>(queries + group * (64 * 128), tiles, tiles + STAGES * TILE, barriers, position0 + group * 64, rounds, o, total);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         total[r] += __shfl_xor_sync(0xffffffffu, total[r], 1);
@@ -276,8 +290,6 @@ __device__ __forceinline__ void attend(const CUtensorMap* q, const CUtensorMap* 
         for (int j = 0; j < 16; j++)
             *reinterpret_cast<uint32_t*>(to + j * 8) = pack(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
     }
-    __syncwarp();
-    cluster_sync();  // nobody leaves while the other block still arrives at its barriers; threads that have left do not count
 }
 
 #endif

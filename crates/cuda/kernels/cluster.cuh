@@ -19,8 +19,11 @@ __device__ __forceinline__ int cluster_size() {
     return size;
 }
 
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+// Makes a block's barriers, which thread 0 has set up, known to the cluster. They have a fence of their own; .release would be one of the whole chip.
+__device__ __forceinline__ void barriers_ready() {
+    if (threadIdx.x == 0) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // Arrives at the barrier that lies at this address in block `rank`. Without .release.cluster, which would be a fence of the whole chip:

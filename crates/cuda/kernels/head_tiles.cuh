@@ -13,8 +13,8 @@ constexpr int PIECE_TOKENS = 32;  // that leave at once
 
 template <int WIDTH>
 struct HeadTile {
-    static constexpr int PIECES = WIDTH / PIECE_TOKENS, OWN = WIDTH / 4;  // tokens of a thread
-    static constexpr int PARTS = WIDTH + PIECES * 8;                      // words of a warp's parts, without bank conflicts
+    static constexpr int PIECES = WIDTH / PIECE_TOKENS;
+    static constexpr int PARTS = WIDTH + PIECES * 8;  // words of a warp's parts, without bank conflicts
     // Bytes of shared memory: two buffers of [2 halves of the head][32 tokens][32 elements] a warpgroup, then every warp's parts, then what they are together.
     static constexpr int BUFFER = 2 * PIECE_TOKENS * 64, PARTS_AT = 4 * BUFFER, TOTALS_AT = PARTS_AT + 8 * PARTS * 4, BYTES = TOTALS_AT + WIDTH * 4;
 
@@ -34,7 +34,7 @@ struct HeadTile {
 
     // Of 2 N values of this lane and of the one that differs in `MASK`, one keeps the first N sums, the other the rest.
     template <int N, int MASK, class Add>
-    __device__ __forceinline__ void halve(float (&part)[OWN], Add add) {
+    __device__ __forceinline__ void halve(float (&part)[8], Add add) {
         bool upper = lane & MASK;
 #pragma unroll
         for (int v = 0; v < N; v++) {
@@ -46,16 +46,18 @@ struct HeadTile {
     // Puts together what all rows of the head say of each token, `of` the two elements of a thread, and leaves what `then` makes of it in `totals`.
     template <class Of, class Add, class Then>
     __device__ __forceinline__ void together(Of of, Add add, Then then) {
-        float part[OWN];
-#pragma unroll
-        for (int v = 0; v < OWN; v++) part[v] = of(at(v, 0), at(v, 1));
-        // Over the lanes of one t, each of which keeps its eighth of the tokens.
-        halve<OWN / 2, 16>(part, add);
-        halve<OWN / 4, 8>(part, add);
-        halve<OWN / 8, 4>(part, add);
         float* parts = reinterpret_cast<float*>(shared + PARTS_AT);
 #pragma unroll
-        for (int v = 0; v < OWN / 8; v++) parts[warp * PARTS + place(token_of(lane / 4 * (OWN / 8) + v))] = part[v];
+        for (int piece = 0; piece < PIECES; piece++) {
+            float part[8];
+#pragma unroll
+            for (int v = 0; v < 8; v++) part[v] = of(at(piece * 8 + v, 0), at(piece * 8 + v, 1));
+            // Over the lanes of one t, each of which keeps one of the tokens.
+            halve<4, 16>(part, add);
+            halve<2, 8>(part, add);
+            halve<1, 4>(part, add);
+            parts[warp * PARTS + place(token_of(piece * 8 + lane / 4))] = part[0];
+        }
         asm volatile("bar.sync 1, 256;" ::: "memory");
         int token = threadIdx.x;
         if (token < WIDTH) {

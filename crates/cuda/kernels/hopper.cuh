@@ -104,7 +104,8 @@ __device__ __forceinline__ void fewer_registers() {
 #define R2 R1 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define R3 R2 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define R4 R3 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define R7 R4 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
+#define R5 R4 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define R7 R5 ", %96, %97, %98, %99, %100, %101, %102, " \
     "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, " \
     "%125, %126, %127"
 #define PRODUCT(n, registers, a, b, add, flags) \
@@ -116,13 +117,14 @@ template <int N>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
 #define WIDTH(n, registers, a_at, b_at, add_at, ...) \
     if constexpr (N == n) asm volatile(PRODUCT(n, registers, a_at, b_at, add_at, "0, 0") : __VA_ARGS__ : "l"(a), "l"(b), "r"(add));
-    static_assert(N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 160 || N == 256, "a width of wgmma");
+    static_assert(N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 160 || N == 192 || N == 256, "a width of wgmma");
     WIDTH(16, RH, "%8", "%9", "%10", D4(0), D4(4))
     WIDTH(32, R0, "%16", "%17", "%18", D16(0))
     WIDTH(64, R1, "%32", "%33", "%34", D16(0), D16(16))
     WIDTH(96, R2, "%48", "%49", "%50", D16(0), D16(16), D16(32))
     WIDTH(128, R3, "%64", "%65", "%66", D64(0))
     WIDTH(160, R4, "%80", "%81", "%82", D64(0), D16(64))
+    WIDTH(192, R5, "%96", "%97", "%98", D64(0), D16(64), D16(80))
     WIDTH(256, R7, "%128", "%129", "%130", D64(0), D64(64))
 #undef WIDTH
 }
@@ -155,6 +157,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
 #undef R2
 #undef R3
 #undef R4
+#undef R5
 #undef R7
 #undef PRODUCT
 

@@ -2,13 +2,14 @@
 //
 // Floor: 2 tokens rows cols operations over the rate of wgmma.
 // The weights are the M side, so that quantised ones can be its operand in registers. A cluster of two blocks computes 256 weight rows x
-// WIDTH tokens: each block 128 rows of its own, two warpgroups 64 each, over tokens that both share. One thread a block streams its
-// weights, and half of the tokens to both blocks, through a ring of stages of 64 columns, across tiles. fp16 weights are read by wgmma
-// where they land; quantised ones are expanded to fp16 in registers, one stage ahead of the products.
+// WIDTH tokens: each block 128 rows of its own, two warpgroups 64 each, over tokens that both share. Tall tiles (HIGH = 2, fp16 only) have
+// twice the rows, so that a multiprocessor takes in fewer bytes an operation, whose energy is what long runs are short of. One thread a
+// block streams its weights, and half of the tokens to both blocks, through a ring of stages of 64 columns, across tiles. fp16 weights are
+// read by wgmma where they land; quantised ones are expanded to fp16 in registers, one stage ahead of the products.
 // Sums leave through shared memory as boxes of a tensor, asynchronously, and so does the addition to the residual stream, which
 // the L2 cache performs: an element gets one addition a launch. Those of Q, K and V, of which a tile of rows is a head, go on to where
 // attention looks for them (head_tiles.cuh). k runs upwards in steps of 16 for every width: a token's sum depends
-// on nothing but its activations.
+// on nothing but its activations. Of tiles `group` wide in tokens and all rows high are taken at a time, tokens fastest.
 // Grid: an even number of blocks, at most one a multiprocessor; 384 threads. rows % 128 = 0, cols % 256 = 0.
 #pragma once
 
@@ -17,9 +18,8 @@
 #include "head_tiles.cuh"
 #include "weights.cuh"
 
-constexpr int TILE_ROWS = 128;  // weight rows of a block's tile
+constexpr int TILE_ROWS = 128;  // weight rows of a block's tile, or of each of its halves if it is tall
 constexpr int DEPTH = 64;       // columns of a stage
-constexpr int STAGING = 32768;  // bytes of sums on their way out
 constexpr int PIECE = 32;       // tokens that leave at once, where sums are fp32
 
 // What becomes of sums, beside what epilogue.cuh knows: RESIDUAL, SWIGLU, or the placing of heads.
@@ -29,6 +29,7 @@ struct Shape {
     const __half* scales;
     float factor;
     int tokens, rows, cols;
+    int group;  // tiles of tokens
 };
 
 struct Maps {
@@ -39,56 +40,63 @@ struct Maps {
 
 #if HOPPER
 
-template <int WIDTH, Type T>
+template <int HIGH, int WIDTH, Type T>
 struct Ring {
     static constexpr int WEIGHT_ROW = DEPTH * 16 / Layout<T>::PER16;  // bytes
-    static constexpr int WEIGHTS = TILE_ROWS * WEIGHT_ROW;
+    static constexpr int HALF = TILE_ROWS * WEIGHT_ROW, WEIGHTS = HIGH * HALF;
     static constexpr int STAGE = WEIGHTS + WIDTH * DEPTH * 2;
+    static constexpr int STAGING = (HIGH + 1) << 14;  // bytes of sums on their way out
     static constexpr int ROOM = (232448 - 2048 - STAGING) / STAGE;
     static constexpr int STAGES = ROOM < 8 ? ROOM : 8;
 };
 
-// The tiles of a cluster, tokens fastest: clusters at work share weights.
+// The tiles of a cluster: those at work share weights, and activations.
+template <int HIGH, int WIDTH>
 struct Tiles {
-    int token_tiles, count, next;
+    static constexpr int ROWS = HIGH * TILE_ROWS;
+    int across, up, group, next;
 
-    __device__ __forceinline__ Tiles(const Shape& s, int width) {
-        token_tiles = (s.tokens + width - 1) / width;
-        count = (s.rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * token_tiles;
+    __device__ __forceinline__ Tiles(const Shape& s) {
+        across = (s.tokens + WIDTH - 1) / WIDTH;
+        up = (s.rows + 2 * ROWS - 1) / (2 * ROWS);
+        group = s.group;
         next = blockIdx.x / 2;
     }
 
+    // How many this cluster takes.
+    __device__ __forceinline__ int count() const { return max(0, (up * across - next - 1) / int(gridDim.x / 2) + 1); }
+
     // First weight row of this block and first token of the tile.
-    __device__ __forceinline__ bool take(int width, int& row0, int& token0) {
-        if (next >= count) return false;
-        row0 = (next / token_tiles * 2 + cluster_rank()) * TILE_ROWS;
-        token0 = next % token_tiles * width;
+    __device__ __forceinline__ bool take(int& row0, int& token0) {
+        if (next >= up * across) return false;
+        int first = next / (up * group) * group, wide = min(group, across - first), rest = next - first * up;
+        row0 = (rest / wide * 2 + cluster_rank()) * ROWS;
+        token0 = (first + rest % wide) * WIDTH;
         next += gridDim.x / 2;
         return true;
     }
 };
 
-template <int WIDTH, Type T, Epilogue E>
+template <int HIGH, int WIDTH, Type T, Epilogue E>
 __device__ __forceinline__ void produce(const Maps& maps, const Shape& s, uint32_t ring, uint32_t full, uint32_t empty) {
-    using R = Ring<WIDTH, T>;
+    using R = Ring<HIGH, WIDTH, T>;
     uint32_t rank = cluster_rank();
-    Tiles tiles(s, WIDTH);
+    Tiles<HIGH, WIDTH> tiles(s);
     int row0, token0, stage = 0, steps = s.cols / DEPTH;
     uint32_t parity = 1;
     bool first = true;
-    while (tiles.take(WIDTH, row0, token0)) {
+    while (tiles.take(row0, token0)) {
         for (int k = 0; k < steps; k++) {
             uint32_t to = ring + stage * R::STAGE, barrier = full + stage * 8;
             barrier_wait(empty + stage * 8, parity);
             barrier_expect(barrier, R::STAGE);
             int column = k * R::WEIGHT_ROW / (T == F16 ? 2 : 1);
-            if constexpr (E == HEADS) copy_head(to, &maps.weights, column, row0 / HEAD, barrier);
-            else copy_box(to, &maps.weights, column, row0, barrier);
-            if (first) {  // the activations are another kernel's
-                depend();
-                asm volatile("fence.proxy.async;" ::: "memory");
-                first = false;
+#pragma unroll
+            for (int i = 0; i < HIGH; i++) {
+                if constexpr (E == HEADS) copy_head(to + i * R::HALF, &maps.weights, column, row0 / HEAD + i, barrier);
+                else copy_box(to + i * R::HALF, &maps.weights, column, row0 + i * TILE_ROWS, barrier);
             }
+            if (first) depend(), first = false;  // the activations are another kernel's, whose end orders its writes before these copies
             copy_box_to_both(to + R::WEIGHTS + rank * (WIDTH / 2 * DEPTH * 2), &maps.x, k * DEPTH, token0 + rank * (WIDTH / 2), barrier);
             if (++stage == R::STAGES) stage = 0, parity ^= 1;
         }
@@ -185,14 +193,22 @@ struct Expander {
 
 // Lane (g, t) of warp w holds, as sum[4 j + c], row 16 w + g + 8 (c / 2) of its warpgroup's 64 and token 8 j + 2 t + c % 2.
 
-// Hands a warpgroup's sums to the copy engine.
-template <int WIDTH, Epilogue E>
-__device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, const float (&sum)[WIDTH / 2], uint32_t staging, int row0, int token0) {
+// Hands a warpgroup's sums to the copy engine, by its buffers in turns, of which `next` is the first.
+template <int WIDTH, Epilogue E, int STAGING>
+__device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, const float (&sum)[WIDTH / 2], uint32_t staging, int& next, int row0, int token0) {
+    constexpr int BUFFER = E == SWIGLU ? WIDTH * 64 : PIECE * 256, BUFFERS = STAGING / 2 / BUFFER;
     int group = threadIdx.x / 128, tid = threadIdx.x % 128, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    staging += group * (STAGING / 2);
+    auto take = [&] {  // a buffer whose boxes have been read
+        uint32_t buffer = staging + next * BUFFER;
+        next = next + 1 < BUFFERS ? next + 1 : 0;
+        if (tid == 0) boxes_read<BUFFERS - 1>();
+        return buffer;
+    };
     auto meet = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
     if constexpr (E == SWIGLU) {
         // [token][32 products]: the piece of warp w is its eight products, of 64 bytes with their swizzle.
-        if (tid == 0) boxes_read<0>();
+        uint32_t buffer = take();
         meet();
 #pragma unroll
         for (int q = 0; q < WIDTH / 32; q++) {
@@ -204,24 +220,23 @@ __device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, co
             }
             int token = q * 32 + lane;
             asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                             staging + token * 64 + ((warp ^ (token >> 1 & 3)) << 4)),
+                             buffer + token * 64 + ((warp ^ (token >> 1 & 3)) << 4)),
                          "r"(y[0]), "r"(y[1]), "r"(y[2]), "r"(y[3])
                          : "memory");
         }
         shared_written();
         meet();
         if (tid == 0) {
-            store_box(&maps.out, (row0 + group * 64) / 2, token0, staging);
+            store_box(&maps.out, (row0 + group * 64) / 2, token0, buffer);
             boxes_commit();
         }
     } else {
-        // Two buffers of [2][32 tokens][32 rows], of 128 bytes with their swizzle.
+        // [2][32 tokens][32 rows], of 128 bytes with their swizzle.
 #pragma unroll
         for (int p = 0; p < WIDTH / PIECE; p++) {
             if (token0 + p * PIECE >= s.tokens) break;
-            uint32_t buffer = staging + p % 2 * (STAGING / 4);
-            uint32_t in = buffer + warp / 2 * (STAGING / 8) + 2 * t * 128 + (((warp % 2 * 4 + g / 4) ^ 2 * t) << 4) + g % 4 * 4;
-            if (tid == 0) boxes_read<1>();
+            uint32_t buffer = take();
+            uint32_t in = buffer + warp / 2 * (BUFFER / 2) + 2 * t * 128 + (((warp % 2 * 4 + g / 4) ^ 2 * t) << 4) + g % 4 * 4;
             meet();
 #pragma unroll
             for (int i = 0; i < PIECE / 2; i++) {  // token 8 (i / 4) + 2 t + i % 2, row + 8 (i / 2 % 2)
@@ -235,7 +250,7 @@ __device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, co
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     int row = row0 + group * 64 + half * 32, token = token0 + p * PIECE;
-                    uint32_t from = buffer + half * (STAGING / 8);
+                    uint32_t from = buffer + half * (BUFFER / 2);
                     add_box(&maps.out, row, token, from);
                 }
                 boxes_commit();
@@ -244,26 +259,27 @@ __device__ __forceinline__ void finish_tile(const Maps& maps, const Shape& s, co
     }
 }
 
-template <int WIDTH, Type T, Epilogue E>
+template <int HIGH, int WIDTH, Type T, Epilogue E>
 __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const Heads& h, uint32_t ring, uint8_t* staging, uint32_t full, uint32_t empty) {
-    using R = Ring<WIDTH, T>;
+    using R = Ring<HIGH, WIDTH, T>;
     int group = threadIdx.x / 128, tid = threadIdx.x % 128;
     int steps = s.cols / DEPTH, stage = 0, row0, token0;
-    uint32_t parity = 0, own = group * (R::WEIGHTS / 2);
-    Tiles tiles(s, WIDTH);
-    auto leave = [&](int stage) {  // to both blocks, since both fill it
-        if (tid < 2) barrier_arrive_in(empty + stage * 8, tid);
+    uint32_t parity = 0, own = group * (R::HALF / 2);
+    Tiles<HIGH, WIDTH> tiles(s);
+    // To both blocks, since both fill it, if they will: whoever has left is then arrived at no more.
+    int refilled = tiles.count() * steps - R::STAGES;
+    auto leave = [&](int stage) {
+        if (refilled-- > 0 && tid < 2) barrier_arrive_in(empty + stage * 8, tid);
     };
     auto advance = [&] {
         if (++stage == R::STAGES) stage = 0, parity ^= 1;
     };
-    float sum[WIDTH / 2];
+    float sum[HIGH][WIDTH / 2];
     int buffers = 0;
     depend();
-    asm volatile("fence.proxy.async;" ::: "memory");
-    while (tiles.take(WIDTH, row0, token0)) {
+    while (tiles.take(row0, token0)) {
         int before = 0, slots[2] = {};
-        if (E == HEADS && row0 >= h.heads * HEAD) {
+        if (E == HEADS && row0 + (HIGH - 1) * HEAD >= h.heads * HEAD) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int token = token0 + (i * 4 + tid % 32 / 8) * PIECE_TOKENS + tid / 32 * 8 + tid % 8;
@@ -276,7 +292,10 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const 
                 uint64_t a = operand(ring + stage * R::STAGE + own), b = operand(ring + stage * R::STAGE + R::WEIGHTS);
                 wgmma_fence();
 #pragma unroll
-                for (int i = 0; i < DEPTH / 16; i++) wgmma<WIDTH>(sum, a + i * 2, b + i * 2, k > 0 || i > 0);
+                for (int i = 0; i < DEPTH / 16; i++) {
+#pragma unroll
+                    for (int j = 0; j < HIGH; j++) wgmma<WIDTH>(sum[j], a + j * (R::HALF >> 4) + i * 2, b + i * 2, k > 0 || i > 0);
+                }
                 wgmma_commit();
                 // The stage before this one is read: its products are done when at most this one's are pending.
                 wgmma_wait<1>();
@@ -297,7 +316,7 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const 
                 uint64_t b = operand(ring + stage * R::STAGE + R::WEIGHTS);
                 wgmma_fence();
 #pragma unroll
-                for (int i = 0; i < DEPTH / 16; i++) wgmma<WIDTH>(sum, from[i], b + i * 2, k > 0 || i > 0);
+                for (int i = 0; i < DEPTH / 16; i++) wgmma<WIDTH>(sum[0], from[i], b + i * 2, k > 0 || i > 0);
                 wgmma_commit();
                 wgmma_wait<1>();  // the step before this one
                 if (k > 0) leave(before);
@@ -313,18 +332,22 @@ __device__ __forceinline__ void consume(const Maps& maps, const Shape& s, const 
             }
         }
         wgmma_wait<0>();
-        settled(sum);
+#pragma unroll
+        for (int j = 0; j < HIGH; j++) settled(sum[j]);
         leave(before);
-        if constexpr (E == HEADS) HeadTile<WIDTH>(h, sum, staging, row0 / HEAD, token0, s.tokens).finish(buffers, slots);
-        else finish_tile<WIDTH, E>(maps, s, sum, shared_address(staging) + group * (STAGING / 2), row0, token0);
+#pragma unroll
+        for (int j = 0; j < HIGH; j++) {
+            if constexpr (E == HEADS) HeadTile<WIDTH>(h, sum[j], staging, row0 / HEAD + j, token0, s.tokens).finish(buffers, slots);
+            else finish_tile<WIDTH, E, R::STAGING>(maps, s, sum[j], shared_address(staging), buffers, row0 + j * TILE_ROWS, token0);
+        }
     }
     if (tid == 0) boxes_written();
 }
 
-template <int WIDTH, Type T, Epilogue E>
+template <int HIGH, int WIDTH, Type T, Epilogue E>
 __device__ __forceinline__ void project(const Maps& maps, const Shape& s, const Heads& h) {
-    using R = Ring<WIDTH, T>;
-    static_assert(HeadTile<WIDTH>::BYTES <= STAGING);
+    using R = Ring<HIGH, WIDTH, T>;
+    static_assert(E != HEADS || HeadTile<WIDTH>::BYTES <= R::STAGING);
     extern __shared__ uint8_t dynamic[];
     __shared__ __align__(8) uint64_t barriers[2 * R::STAGES];
     uint32_t padding = -shared_address(dynamic) & 1023, ring = shared_address(dynamic) + padding;
@@ -333,34 +356,38 @@ __device__ __forceinline__ void project(const Maps& maps, const Shape& s, const 
     if (threadIdx.x == 0) {
         // Free are stages that two warpgroups of two blocks have read.
         for (int i = 0; i < R::STAGES; i++) barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, 4);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    cluster_sync();
+    barriers_ready();
     release();
     int group = threadIdx.x / 128;
     if (group == 2) {
         fewer_registers<40>();
-        if (threadIdx.x == 256) produce<WIDTH, T, E>(maps, s, ring, full, empty);
+        if (threadIdx.x == 256) produce<HIGH, WIDTH, T, E>(maps, s, ring, full, empty);
     } else {
         more_registers<232>();
-        consume<WIDTH, T, E>(maps, s, h, ring, staging, full, empty);
+        consume<HIGH, WIDTH, T, E>(maps, s, h, ring, staging, full, empty);
     }
-    __syncwarp();
-    cluster_sync();  // nobody leaves while the other block still writes to it
 }
 
 #endif
 
-#define KERNEL(type, width, epilogue)                                                                                       \
+#define KERNEL(name, high, type, width, epilogue)                                                                            \
     extern "C" __global__ void CLUSTER_OF_TWO __launch_bounds__(384, 1)                                                     \
-        project_tiles_##type##_##width##_##epilogue(const __grid_constant__ Maps maps, const __grid_constant__ Shape s,     \
-                                                    const __grid_constant__ Heads h) {                                      \
-        RUN(type, width, epilogue)                                                                                          \
+        name##_##type##_##width##_##epilogue(const __grid_constant__ Maps maps, const __grid_constant__ Shape s,            \
+                                             const __grid_constant__ Heads h) {                                             \
+        RUN(high, type, width, epilogue)                                                                                    \
     }
 #if HOPPER
-#define RUN(type, width, epilogue) project<width, type, epilogue>(maps, s, h);
+#define RUN(high, type, width, epilogue) project<high, width, type, epilogue>(maps, s, h);
 #else
-#define RUN(type, width, epilogue)
+#define RUN(high, type, width, epilogue)
 #endif
-#define EPILOGUES(type, width) KERNEL(type, width, HEADS) KERNEL(type, width, RESIDUAL) KERNEL(type, width, SWIGLU)
+#define EPILOGUES(type, width)                     \
+    KERNEL(project_tiles, 1, type, width, HEADS)    \
+    KERNEL(project_tiles, 1, type, width, RESIDUAL) \
+    KERNEL(project_tiles, 1, type, width, SWIGLU)
 #define WIDTHS(type) EPILOGUES(type, 96) EPILOGUES(type, 128) EPILOGUES(type, 160) EPILOGUES(type, 256)
+#define TALL(type, width)                               \
+    KERNEL(project_tall_tiles, 2, type, width, HEADS)    \
+    KERNEL(project_tall_tiles, 2, type, width, RESIDUAL) \
+    KERNEL(project_tall_tiles, 2, type, width, SWIGLU)

@@ -2,3 +2,5 @@
 #include "project_tiles.cuh"
 
 WIDTHS(F16)
+TALL(F16, 160)
+TALL(F16, 192)

@@ -35,7 +35,8 @@ const SPLIT_TOKENS: usize = 512;
 pub struct Options {
     /// Number of the device, counted from 0.
     pub device: usize,
-    /// Tokens a call, at most 512 where one class of kernels does everything: its attention leaves parts for each.
+    /// Tokens a call, if what they leave between kernels takes no more than a 64th of the device's memory, and at most 512
+    /// where one class of kernels does everything: its attention leaves parts for each.
     pub tokens: usize,
     /// Whether everything uses one class of kernels, whatever the number of tokens: slower, and the same bits for a token
     /// in any batch.
@@ -46,7 +47,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { device: 0, tokens: 4096, deterministic: false, generic: false }
+        Options { device: 0, tokens: 16_384, deterministic: false, generic: false }
     }
 }
 
@@ -65,9 +66,11 @@ impl CudaModel {
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Arc<Self>> {
-        let most = if options.deterministic { SPLIT_TOKENS } else { options.tokens };
-        let options = Options { tokens: options.tokens.min(most), ..options };
         let context = Context::open(options.device)?;
+        let (_, bytes) = Activations::place(0, model.spec(), SPLIT_TOKENS, 0);
+        let fitting = SPLIT_TOKENS * (context.device.memory as usize / 64 / bytes).max(1);
+        let most = if options.deterministic { SPLIT_TOKENS } else { fitting };
+        let options = Options { tokens: options.tokens.min(most), ..options };
         let stream = Stream::new(&context)?;
         let kernels = Kernels::load(&context, &stream, KvKind::Bf16, &options)?;
         let weights = Weights::upload(&context, &stream, &kernels, model, progress)?;

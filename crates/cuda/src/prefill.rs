@@ -20,12 +20,14 @@ pub const MANY: usize = 129;
 pub const QUERIES: usize = 128;
 /// Tokens of one tile of a projection.
 const WIDTHS: [usize; 4] = [96, 128, 160, 256];
-/// Weight rows of a block's tile.
+/// Those of a tall one, of fp16 weights.
+const TALL: [usize; 2] = [160, 192];
+/// Weight rows of a block's tile; a tall one has twice as many.
 const ROWS: usize = 128;
 /// Columns of a stage.
 const DEPTH: usize = 64;
-/// Bytes of sums on their way out.
-const STAGING: usize = 32 << 10;
+/// Bytes of activations that the L2 cache keeps while tiles of all rows pass by them.
+const KEPT: usize = 20 << 20;
 /// Dynamic shared memory of attention: queries, two tiles of keys and two of values, and their alignment; beside them a
 /// tile of each as bytes with their scales.
 const ATTEND_SHARED: u32 = 5 * (32 << 10) + 1024;
@@ -38,6 +40,8 @@ const EPILOGUES: [&str; 3] = ["HEADS", "RESIDUAL", "SWIGLU"];
 pub struct Prefill {
     /// By type of weights, width and epilogue.
     project: [[[Function; 3]; WIDTHS.len()]; 4],
+    /// By width and epilogue.
+    tall: [[Function; 3]; TALL.len()],
     /// For the cache's kind.
     attend: Function,
     norm: Function,
@@ -54,6 +58,7 @@ struct Shape {
     tokens: i32,
     rows: i32,
     cols: i32,
+    group: i32,
 }
 
 /// The tensor maps that it takes.
@@ -75,18 +80,24 @@ impl Prefill {
         if context.device.capability != (9, 0) {
             return Ok(None);
         }
+        let tiles = |kind: Kind, tile: Tile, epilogue: usize| {
+            let source = format!("project_tiles_{}", kind.name().to_lowercase());
+            let (tall, width) = (if tile.high == 2 { "_tall" } else { "" }, tile.width);
+            let name = EPILOGUES[epilogue];
+            let name = format!("project{tall}_tiles_{}_{width}_{name}", kind.name());
+            let function = find(&source, &name)?;
+            function.allow_shared(tile.shared(kind))?;
+            Ok(function)
+        };
         let project = each(|kind| {
-            let source = format!("project_tiles_{}", Kind::NAMES[kind].to_lowercase());
-            each(|width| {
+            each(|i| {
                 each(|epilogue| {
-                    let (kind, tokens) = (Kind::ALL[kind], WIDTHS[width]);
-                    let name = EPILOGUES[epilogue];
-                    let name = format!("project_tiles_{}_{tokens}_{name}", kind.name());
-                    let function = find(&source, &name)?;
-                    function.allow_shared(shared(kind, tokens))?;
-                    Ok(function)
+                    tiles(Kind::ALL[kind], Tile { high: 1, width: WIDTHS[i] }, epilogue)
                 })
             })
+        })?;
+        let tall = each(|i| {
+            each(|epilogue| tiles(Kind::F16, Tile { high: 2, width: TALL[i] }, epilogue))
         })?;
         let attend = match kv {
             KvKind::Bf16 => find("attend_tiles", "attend_tiles_BF16")?,
@@ -95,7 +106,7 @@ impl Prefill {
         attend.allow_shared(ATTEND_SHARED + ATTEND_RAW)?;
         let norm = find("norm_many", "rms_norm_many")?;
         let multiprocessors = context.device.multiprocessors as usize;
-        Ok(Some(Prefill { project, attend, norm, kv, multiprocessors }))
+        Ok(Some(Prefill { project, tall, attend, norm, kv, multiprocessors }))
     }
 
     /// RMSNorm of exactly `tokens` tokens to which nothing is left to be added.
@@ -158,9 +169,11 @@ impl Prefill {
         heads: Heads,
     ) -> Result<()> {
         let clusters = self.multiprocessors / 2;
-        let pairs = w.rows.div_ceil(2 * ROWS);
-        let index = width(pairs, tokens, clusters);
-        let width = WIDTHS[index];
+        // Clusters place whole tiles of heads only.
+        let whole = heads.heads == 0 || w.rows % (4 * ROWS) == 0;
+        let may_be_tall = matches!(w.kind, Kind::F16) && whole;
+        let tile = Tile::choose(w.rows, tokens, clusters, may_be_tall);
+        let width = tile.width;
         let maps = Maps {
             weights: match w.kind {
                 _ if heads.heads > 0 => heads_map(w, DEPTH)?,
@@ -174,11 +187,16 @@ impl Prefill {
             x: TensorMap::new(x, tokens, w.cols, width / 2)?,
             out: out(width)?,
         };
-        let (rows, cols, tiles) = (w.rows as i32, w.cols as i32, pairs * tokens.div_ceil(width));
-        let shape = Shape { scales: w.scales, factor, tokens: tokens as i32, rows, cols };
-        let function = self.project[w.kind as usize][index][epilogue];
-        let grid = [2 * clusters.min(tiles) as u32, 1, 1];
-        launch!(stream, function, grid, 384, shared(w.kind, width), [maps, shape, heads])
+        let (rows, cols, across) = (w.rows as i32, w.cols as i32, tokens.div_ceil(width));
+        let group = across.div_ceil((tokens * w.cols * 2).div_ceil(KEPT)) as i32;
+        let shape = Shape { scales: w.scales, factor, tokens: tokens as i32, rows, cols, group };
+        let of = |widths: &[usize]| widths.iter().position(|&w| w == width).unwrap_or_default();
+        let function = match tile.high {
+            1 => self.project[w.kind as usize][of(&WIDTHS)][epilogue],
+            _ => self.tall[of(&TALL)][epilogue],
+        };
+        let grid = [2 * clusters.min(tile.up(w.rows) * across) as u32, 1, 1];
+        launch!(stream, function, grid, 384, tile.shared(w.kind), [maps, shape, heads])
     }
 
     /// Attention of the sequences with many new tokens, `flashes` tiles of queries in all, over a cache of `cache_rows`
@@ -226,19 +244,43 @@ impl Prefill {
     }
 }
 
-/// Dynamic shared memory of `project_tiles`, as its `Ring` counts it.
-const fn shared(kind: Kind, width: usize) -> u32 {
-    let stage = ROWS * kind.row_bytes(DEPTH) + width * DEPTH * 2;
-    let room = (232_448 - 2048 - STAGING) / stage;
-    let stages = if room < 8 { room } else { 8 };
-    (1024 + stages * stage + STAGING) as u32
+/// What a block computes at a time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Tile {
+    /// In `ROWS`.
+    high: usize,
+    /// In tokens.
+    width: usize,
 }
 
-/// Which width takes the least time: rounds of the device's clusters, each as long as its width and what a tile costs
-/// beside its products. All widths give the same sums.
-fn width(pairs: usize, tokens: usize, clusters: usize) -> usize {
-    let cost = |width: usize| (pairs * tokens.div_ceil(width)).div_ceil(clusters) * (width + 16);
-    (0..WIDTHS.len()).min_by_key(|&i| (cost(WIDTHS[i]), WIDTHS.len() - i)).unwrap_or_default()
+impl Tile {
+    /// Which takes the least time: rounds of the device's clusters, each as long as its products, what a tile costs beside
+    /// them, and what a multiprocessor takes in for them. All give the same sums.
+    fn choose(rows: usize, tokens: usize, clusters: usize, may_be_tall: bool) -> Tile {
+        let tall = TALL.iter().filter(|_| may_be_tall).map(|&width| Tile { high: 2, width });
+        let tiles = WIDTHS.iter().map(|&width| Tile { high: 1, width }).chain(tall);
+        let cost = |tile: &Tile| {
+            let Tile { high, width } = *tile;
+            let rounds = (tile.up(rows) * tokens.div_ceil(width)).div_ceil(clusters);
+            let kilobytes = high * ROWS / 8 + width / 8; // of a stage, each as long as a token
+            (rounds * (high * (width + 16) + kilobytes), usize::MAX - width)
+        };
+        tiles.min_by_key(cost).unwrap_or(Tile { high: 1, width: WIDTHS[0] })
+    }
+
+    /// Tiles of clusters, one above the other, that cover so many rows.
+    fn up(self, rows: usize) -> usize {
+        rows.div_ceil(2 * ROWS * self.high)
+    }
+
+    /// Dynamic shared memory of `project_tiles`, as its `Ring` counts it.
+    const fn shared(self, kind: Kind) -> u32 {
+        let stage = self.high * ROWS * kind.row_bytes(DEPTH) + self.width * DEPTH * 2;
+        let staging = (self.high + 1) << 14;
+        let room = (232_448 - 2048 - staging) / stage;
+        let stages = if room < 8 { room } else { 8 };
+        (1024 + stages * stage + staging) as u32
+    }
 }
 
 #[cfg(test)]
@@ -248,17 +290,23 @@ mod tests {
     /// What the kernel's `Ring` reserves fits a multiprocessor's 227 KB with the barriers.
     #[test]
     fn rings_fit_a_multiprocessor() {
+        let fits = |tile: Tile, kind| tile.shared(kind) as usize + 1024 <= 232_448;
         for kind in Kind::ALL {
-            for width in WIDTHS {
-                assert!(shared(kind, width) as usize + 1024 <= 232_448, "{kind:?} {width}");
-            }
+            assert!(WIDTHS.iter().all(|&width| fits(Tile { high: 1, width }, kind)), "{kind:?}");
         }
+        assert!(TALL.iter().all(|&width| fits(Tile { high: 2, width }, Kind::F16)));
     }
 
-    /// The matrices of the 4B model at 2,048 tokens on 66 clusters.
+    /// The matrices of the 4B model on 66 clusters.
     #[test]
-    fn widths_fill_the_device() {
-        let chosen = [6144, 2560, 19_456].map(|rows| WIDTHS[width(rows / 256, 2048, 66)]);
-        assert_eq!(chosen, [256, 160, 160]);
+    fn tiles_fill_the_device() {
+        let chosen = |tokens, may_be_tall| {
+            [6144, 2560, 19_456].map(|rows| {
+                let tile = Tile::choose(rows, tokens, 66, may_be_tall);
+                (tile.high, tile.width)
+            })
+        };
+        assert_eq!(chosen(2048, false), [(1, 256), (1, 160), (1, 160)]);
+        assert_eq!(chosen(4096, true), [(2, 192), (2, 160), (2, 160)]);
     }
 }

@@ -276,7 +276,7 @@ fn time(name: &str, settings: &[&str]) -> Outcome<()> {
     println!(
         "{{\"read_bytes_per_second\": {read:.3e}, \"operations_per_second\": {operations:.3e}}}"
     );
-    let loaded = load(&model, 4096)?;
+    let loaded = load(&model, Options::default().tokens)?;
     let vocab = model.spec().vocab as u32;
     for &tokens in &prompts {
         let mut timer = Timer::new(&loaded, vocab, 1, tokens)?;
