@@ -26,9 +26,9 @@ struct Part {
 template <int MATES>  // query heads of a KV head
 struct AttentionMemory {
     float outputs[CONSUMERS][MATES][PARTIAL];
-    __align__(16) __half queries[2][MATES][HEAD + 8];  // high and low parts, apart by other banks
+    __align__(16) __half queries[2][MATES][HEAD + 8];  // high and low parts, fp16 or bytes, apart by other banks
     __align__(16) __half fresh[2][HEAD];               // the new key and value: fp16, or bytes
-    float fresh_scale[2];
+    float fresh_scale[2], query_scale[MATES];          // of bytes
 };
 
 // bf16 rounding, kept as fp16; what fp16 cannot hold saturates.
@@ -74,10 +74,20 @@ __device__ __forceinline__ void prepare_heads(const Consumer& c, const Part& par
         }
         if (i < group) {
             constexpr float SCALE = 0.08838834764831845f * 1.4426950408889634f;  // exp(x / sqrt(128)) as a power of two
-            auto* high = reinterpret_cast<uint32_t*>(m.queries[0][i]) + c.lane;
-            auto* low = reinterpret_cast<uint32_t*>(m.queries[1][i]) + c.lane;
-            split(a.x * SCALE, a.y * SCALE, high[0], low[0]);
-            split(b.x * SCALE, b.y * SCALE, high[32], low[32]);
+            const float4 q = make_float4(a.x * SCALE, a.y * SCALE, b.x * SCALE, b.y * SCALE);
+            if constexpr (KIND == KV_BF16) {
+                auto* high = reinterpret_cast<uint32_t*>(m.queries[0][i]) + c.lane;
+                auto* low = reinterpret_cast<uint32_t*>(m.queries[1][i]) + c.lane;
+                split(q.x, q.y, high[0], low[0]), split(q.z, q.w, high[32], low[32]);
+            } else {
+                auto* high = reinterpret_cast<uint16_t*>(m.queries[0][i]) + c.lane;
+                auto* low = reinterpret_cast<uint16_t*>(m.queries[1][i]) + c.lane;
+                const float most = __uint_as_float(__reduce_max_sync(0xffffffffu, magnitude(q)));
+                uint32_t h, l;
+                fixed_point(q, __fdividef(LARGEST, most), h, l);
+                high[0] = h, high[32] = h >> 16, low[0] = l, low[32] = l >> 16;
+                if (c.lane == 0) m.query_scale[i] = most * (1 / LARGEST);
+            }
             continue;
         }
         const int which = i - group;
@@ -155,66 +165,49 @@ template <Kv KIND>
 struct Running {
     float o[HEAD / 8][4] = {};
     float highest = -INFINITY, total = 0;  // over the columns of the lane's quad
-    // Bytes come as subnormal fp16 of 128 more: what that adds to a row's scores, and the weights of the values so far.
-    float excess = 0, weight = 0;
+    // Values of bytes come as subnormal fp16 of 128 more, which the weights so far tell how often.
+    float weight = 0;
+    static constexpr int QUERIES = KIND == KV_BF16 ? HEAD / 16 : HEAD / 32;  // operands
 
-    // The queries as A operands for 16 dims each, in the order in which keys come.
+    // The queries as A operands of 32 bytes a row, whose other rows repeat the heads.
     template <int MATES>
-    __device__ __forceinline__ void load_queries(uint32_t (&q)[HEAD / 16][4], const AttentionMemory<MATES>& m, int lane) {
-        if constexpr (KIND == KV_BF16) {
-            const uint32_t at = shared_address(m.queries[lane / 8 % 2][lane % 8 % MATES]) + lane / 16 * 16;
+    __device__ __forceinline__ void load_queries(uint32_t (&q)[QUERIES][4], const AttentionMemory<MATES>& m, int lane) {
+        const uint32_t at = shared_address(m.queries[lane / 8 % 2][lane % 8 % MATES]) + lane / 16 * 16;
 #pragma unroll
-            for (int k = 0; k < HEAD / 16; k++) ldmatrix(q[k], at + k * 32);
-            return;
-        }
-        const int g = lane / 4 % MATES, t = lane % 4;  // unused rows repeat the heads
-        const auto* high = reinterpret_cast<const uint32_t*>(m.queries[0][g]);
-        const auto* low = reinterpret_cast<const uint32_t*>(m.queries[1][g]);
-#pragma unroll
-        for (int k = 0; k < HEAD / 16; k++) {
-            const int first = 8 * (2 * t + k / 4) + 2 * (k % 4), second = first + 1;
-            q[k][0] = high[first], q[k][1] = low[first], q[k][2] = high[second], q[k][3] = low[second];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float2 v = __half22float2(halves(q[k][i]));
-                excess += 128 * (v.x + v.y);
-            }
-        }
-        excess += __shfl_xor_sync(0xffffffffu, excess, 1);
-        excess += __shfl_xor_sync(0xffffffffu, excess, 2);
+        for (int k = 0; k < QUERIES; k++) ldmatrix(q[k], at + k * 32);
     }
 
     // Adds positions `half` * 16 and on of a block, `valid` of them.
-    __device__ __forceinline__ void add_half(const uint32_t (&q)[HEAD / 16][4], uint32_t keys, int half, int valid, int lane) {
+    __device__ __forceinline__ void add_half(const uint32_t (&q)[QUERIES][4], float query_scale, uint32_t keys, int half, int valid, int lane) {
         const uint32_t values = keys + rows_bytes(KIND), scales = values + rows_bytes(KIND);
-        const int g = lane / 4, t = lane % 4;
+        const int t = lane % 4;
         // A lane's first piece of the keys and of the values. Others differ by an exclusive or of the bits that are swizzled, and by
         // whole lines.
-        const uint32_t key = KIND == KV_BF16 ? piece_at<KIND>(keys, half * HALF + lane % 8, lane / 8) : piece_at<KIND>(keys, half * HALF + g, 2 * t);
+        const uint32_t key = piece_at<KIND>(keys, half * HALF + lane % 8, lane / 8);
         const uint32_t value = piece_at<KIND>(values, half * HALF + lane / 8 % 2 * 8 + lane % 8, lane / 16);
-        float s[2][4] = {}, u[2][4] = {};
+        float s[2][4] = {};
 #pragma unroll
         for (int n = 0; n < 2; n++) {
+            uint32_t b[4];
             if constexpr (KIND == KV_BF16) {
+                float u[4] = {};
 #pragma unroll
                 for (int k = 0; k < HEAD / 32; k++) {
-                    uint32_t b[4];
                     ldmatrix(b, (key ^ (k % 2 * 64)) + k / 2 * (BLOCK * LINE) + n * GROUP);
                     mma_next(s[n], q[2 * k][0], q[2 * k][1], q[2 * k][2], q[2 * k][3], b[0], b[1]);
-                    mma_next(u[n], q[2 * k + 1][0], q[2 * k + 1][1], q[2 * k + 1][2], q[2 * k + 1][3], b[2], b[3]);
+                    mma_next(u, q[2 * k + 1][0], q[2 * k + 1][1], q[2 * k + 1][2], q[2 * k + 1][3], b[2], b[3]);
                 }
+#pragma unroll
+                for (int j = 0; j < 2; j++) s[n][j] = (s[n][j] + s[n][j + 2]) + (u[j] + u[j + 2]);
             } else {
+                int d[2][4] = {};
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    uint32_t w[4];
-                    load_shared(w, (key ^ (i * 16)) + n * GROUP);
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        const uint32_t word = w[j] ^ 0x80808080;
-                        const uint32_t(&a)[4] = q[i * 4 + j];
-                        mma_next(j % 2 ? u[n] : s[n], a[0], a[1], a[2], a[3], byte_pair(word, 0x4140), byte_pair(word, 0x4342));
-                    }
+                for (int k = 0; k < HEAD / 64; k++) {
+                    ldmatrix(b, (key ^ (k * 64)) + n * GROUP);
+                    mma_signed(d[0], q[2 * k], b[0], b[1]), mma_signed(d[1], q[2 * k + 1], b[2], b[3]);
                 }
+#pragma unroll
+                for (int j = 0; j < 2; j++) s[n][j] = __int2float_rn((d[0][j] + d[1][j]) * 256 + (d[0][j + 2] + d[1][j + 2]));
             }
         }
         float top = highest;
@@ -225,6 +218,7 @@ struct Running {
             float2 key_scale = make_float2(1, 1);
             if constexpr (KIND == KV_Q8_0) {
                 key_scale = load_pair(scales + (half * HALF + column) * 4);
+                key_scale.x *= query_scale, key_scale.y *= query_scale;
                 value_scale[n] = load_pair(scales + (BLOCK + half * HALF + column) * 4);
                 // What lies after the newest position may be no number.
                 if (column >= valid) value_scale[n].x = 0;
@@ -232,8 +226,7 @@ struct Running {
             }
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                float v = (s[n][j] + s[n][j + 2]) + (u[n][j] + u[n][j + 2]);
-                if constexpr (KIND == KV_Q8_0) v = (v * (1 / QUANT_SCALE) - excess) * (j ? key_scale.y : key_scale.x);
+                const float v = s[n][j] * (j ? key_scale.y : key_scale.x);
                 s[n][j] = column + j < valid ? v : -INFINITY;
                 top = fmaxf(top, s[n][j]);
             }
@@ -320,9 +313,10 @@ __device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, cons
     auto& m = *reinterpret_cast<AttentionMemory<group>*>(c.vector);
     prepare_heads<KIND>(c, part, qkv, q_norm, k_norm, alone, m);
     c.sync();
-    uint32_t q[HEAD / 16][4];
     Running<KIND> running;
+    uint32_t q[running.QUERIES][4];
     running.load_queries(q, m, c.lane);
+    const float query_scale = KIND == KV_BF16 ? 1 : m.query_scale[c.lane / 4 % group];
 
     // Each pair of warps takes one block of every TURN, and waits for the others too before it gives them back: a warp that let a
     // slot's whole turn pass could not tell it from the next.
@@ -338,7 +332,7 @@ __device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, cons
             these.ahead(mine).wait_full();
             const bool fresh = part.tail && newest / HALF == half;
             if (fresh) complete_half<KIND>(c, block, newest, m);
-            running.add_half(q, block, half, valid, c.lane);
+            running.add_half(q, query_scale, block, half, valid, c.lane);
             if (fresh) fence_bulk();  // the slot was written to: before the producer fills it again
         }
         if (c.lane < count) these.ahead(c.lane).wait_full();

@@ -11,7 +11,7 @@
 
 #if HOPPER
 
-constexpr float LARGEST = 127 * 256;  // of a vector's integers, so that neither part leaves its byte
+constexpr float LARGEST = 127 * 256;  // of a vector's integers, so that neither byte overflows
 
 // D = A B and D += A B, of unsigned weights and a vector with signs.
 __device__ __forceinline__ void mma_bytes_first(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -23,6 +23,26 @@ __device__ __forceinline__ void mma_bytes_next(int (&d)[4], uint32_t a0, uint32_
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// D += A B, both with signs.
+__device__ __forceinline__ void mma_signed(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The largest magnitude, as an integer, which puts what is no number on top.
+__device__ __forceinline__ uint32_t magnitude(const float4& v) {
+    auto bits = [](float x) { return __float_as_uint(fabsf(x)); };
+    return max(max(bits(v.x), bits(v.y)), max(bits(v.z), bits(v.w)));
+}
+
+// Four floats times `by` as two bytes each: the integers and 128 more are the low bits of a float near 2^23, where its steps are 1.
+__device__ __forceinline__ void fixed_point(const float4& v, float by, uint32_t& high, uint32_t& low) {
+    auto integer = [&](float x) { return __float_as_uint(fmaf(x, by, 12582912.0f + 128)); };
+    const uint32_t a = __byte_perm(integer(v.x), integer(v.y), 0x5140), b = __byte_perm(integer(v.z), integer(v.w), 0x5140);
+    high = __byte_perm(a, b, 0x7632), low = __byte_perm(a, b, 0x5410) ^ 0x80808080;
 }
 
 // The lane's block's sum.
@@ -53,10 +73,9 @@ struct Vector {
 
     // Four columns a lane of the warp's units 2 `piece` and the next, which share a scale.
     __device__ __forceinline__ void put(int lane, int piece, bool there, const float4& v) const {
-        uint32_t most = max(max(magnitude(v.x), magnitude(v.y)), max(magnitude(v.z), magnitude(v.w)));
-        most = __reduce_max_sync(0xffffffffu, there ? most : 0);
+        const uint32_t most = __reduce_max_sync(0xffffffffu, there ? magnitude(v) : 0);
         uint32_t high, low;
-        parts(v, __fdividef(LARGEST, __uint_as_float(most)), high, low);
+        fixed_point(v, __fdividef(LARGEST, __uint_as_float(most)), high, low);
         if (!there) return;
         const int block = piece * 4 + lane / 8, j = lane % 8;
         const uint32_t to = at + block * 64 + word(j);
@@ -66,18 +85,19 @@ struct Vector {
 
     // Eight columns a lane of the warp's units 4 `piece` and the next three, which share a scale.
     __device__ __forceinline__ void put(int lane, int piece, bool there, const uint4& v) const {
-        const float2 p[4] = {__half22float2(halves(v.x)), __half22float2(halves(v.y)), __half22float2(halves(v.z)), __half22float2(halves(v.w))};
-        uint32_t most = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) most = max(most, max(magnitude(p[i].x), magnitude(p[i].y)));
-        most = __reduce_max_sync(0xffffffffu, there ? most : 0);
+        auto four = [](uint32_t x, uint32_t y) {
+            const float2 a = __half22float2(halves(x)), b = __half22float2(halves(y));
+            return make_float4(a.x, a.y, b.x, b.y);
+        };
+        const float4 p[2] = {four(v.x, v.y), four(v.z, v.w)};
+        const uint32_t most = __reduce_max_sync(0xffffffffu, there ? max(magnitude(p[0]), magnitude(p[1])) : 0);
         const float by = __fdividef(LARGEST, __uint_as_float(most));
         if (!there) return;
         const int block = piece * 8 + lane / 4, j = lane % 4;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             uint32_t high, low;
-            parts({p[2 * i].x, p[2 * i].y, p[2 * i + 1].x, p[2 * i + 1].y}, by, high, low);
+            fixed_point(p[i], by, high, low);
             const uint32_t to = at + block * 64 + word(2 * j + i);
             store_shared(to, high), store_shared(to + 32, low);
         }
@@ -141,16 +161,6 @@ private:
         const bool two = has(c, 2 * n + 1);
         x.b[0] = second ? 0 : first, x.b[1] = second ? 0 : next;
         x.b[2] = second && two ? first : 0, x.b[3] = second && two ? next : 0;
-    }
-
-    // As an integer, which puts what is no number on top.
-    static __device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(fabsf(x)); }
-
-    // Four columns in fixed point: the integers and 128 more are the low bits of a float near 2^23, where its steps are 1.
-    static __device__ __forceinline__ void parts(const float4& v, float by, uint32_t& high, uint32_t& low) {
-        auto integer = [&](float x) { return __float_as_uint(fmaf(x, by, 12582912.0f + 128)); };
-        const uint32_t a = __byte_perm(integer(v.x), integer(v.y), 0x5140), b = __byte_perm(integer(v.z), integer(v.w), 0x5140);
-        high = __byte_perm(a, b, 0x7632), low = __byte_perm(a, b, 0x5410) ^ 0x80808080;
     }
 };
 

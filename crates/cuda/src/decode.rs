@@ -445,7 +445,8 @@ impl Layout {
 
 /// What attention keeps where the vectors of the products lie in other phases (`AttentionMemory`).
 fn attention_bytes(group: usize) -> usize {
-    CONSUMERS * group * PARTIAL * 4 + 2 * group * (HEAD_DIM + 8) * 2 + 2 * HEAD_DIM * 2 + 16
+    let (outputs, queries) = (CONSUMERS * group * PARTIAL * 4, 2 * group * (HEAD_DIM + 8) * 2);
+    outputs + queries + 2 * HEAD_DIM * 2 + (2 + group).next_multiple_of(4) * 4
 }
 
 /// An array whose elements may fail.
