@@ -31,6 +31,7 @@ enum Step {
     COPY_AT,        // [copies][2] from, to
     DRAW_AT,        // [rows] where the row's Draw begins
     GROUP_AT,       // [groups] answer rows of each pass over the head
+    ANSWERS = 14,   // two words: the address of the answers, in the host's memory
     HEADER = 16,    // behind it: [splits] Work (attend.cuh)
 };
 

@@ -5,7 +5,8 @@
 // a histogram of weights (1 each, or probability in fixed point, whose integer sums are exact in any order) over
 // 11, 11, 10, 9 and 9 bits from the top finds the rank where the target is reached. Then the largest logit + Gumbel
 // noise among those kept wins.
-// logits fp32 [rows][vocab], edited in place; drawn [rows] is what the next step's inputs may refer to.
+// logits fp32 [rows][vocab], edited in place; drawn [rows] is what the next step's inputs may refer to. Answers go straight to the host's
+// memory: a copy behind takes the stream longer.
 // Grid: (rows), 1024 threads.
 #include "sample.cuh"
 
@@ -180,8 +181,7 @@ __device__ void alternatives(const Row& row, int count, float log_sum, float2* o
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sample(float* logits, const Stats* stats, int parts, Answer* answers, float2* tops, int* drawn, int* step, int vocab,
-           int first) {
+    sample(float* logits, const Stats* stats, int parts, float2* tops, int* drawn, int* step, int vocab, int first) {
     __shared__ unsigned long long bins[BINS];
     __shared__ Best scratch[THREADS / 32];
     release();
@@ -189,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     int index = first + blockIdx.x;
     if (index >= step[ROWS]) return;
     const Draw& draw = *reinterpret_cast<const Draw*>(step + step[step[DRAW_AT] + index]);
-    Answer& answer = answers[index];
+    Answer& answer = (*reinterpret_cast<Answer**>(step + ANSWERS))[index];
     if (draw.want == LOGITS) return;
 
     // Whole-row statistics from those of the parts, which every warp merges alike.

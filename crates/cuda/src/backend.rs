@@ -245,6 +245,7 @@ impl CudaBackend {
         let spec = &self.model.spec;
         let slot = &mut self.slots[slot];
         let words = self.step.words.len() * 4;
+        self.step.answers_go_to(slot.answers.device_address());
         for (to, word) in slot.step.chunks_exact_mut(4).zip(&self.step.words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
@@ -288,11 +289,9 @@ impl CudaBackend {
         let recorded =
             sizes.flashes == 0 && sizes.tokens <= RECORDED && self.step.groups.len() == 1;
         let decode = self.decode.as_mut().filter(|_| sizes.tokens == 1 && asked.len() == 1);
-        // The answer of a single token is written to the host's memory as it is made: a copy behind it takes the stream longer.
-        let direct = decode.is_some();
         let answered = if let Some(decode) = decode {
             let parts = decode.run(&self.stream, step)?;
-            forward.sample(0, 1, parts, slot.answers.device_address())?;
+            forward.sample(0, 1, parts)?;
             true
         } else if recorded {
             // Work items grow with the context: launches have room for the next power of two.
@@ -335,19 +334,11 @@ impl CudaBackend {
             }
             first += rows;
         }
-        // SAFETY: as above, for the answers of all rows.
-        unsafe {
-            if !direct {
-                self.stream.download(
-                    &mut slot.answers,
-                    0,
-                    a.answers,
-                    asked.len() * ANSWER_BYTES,
-                )?;
-            }
-            if places.tops_bytes > 0 {
-                self.stream.download(&mut slot.answers, places.tops, a.tops, places.tops_bytes)?;
-            }
+        if places.tops_bytes > 0 {
+            // SAFETY: as above, for the alternatives of all rows.
+            unsafe {
+                self.stream.download(&mut slot.answers, places.tops, a.tops, places.tops_bytes)?
+            };
         }
         slot.done.record(&self.stream)
     }

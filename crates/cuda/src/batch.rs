@@ -33,6 +33,8 @@ const HALF_RING: usize = 104 << 10;
 const HALVED: usize = 160 << 10;
 /// Bytes past the ring that products of rows a tile does not have are made of.
 const PAST: usize = 6 << 10;
+/// What the L2 cache fetches at a time: the other half of 256 bytes is asked for soon enough as the next stage.
+const PROMOTION: Promotion = Promotion::Bytes128;
 /// Clusters of four blocks that find room at once.
 const CLUSTERS: usize = 30;
 
@@ -198,8 +200,11 @@ impl BatchKernels {
         let stages = ((ring - mailbox) / stage).min(MOST_STAGES).min(needed.max(2));
         (task.ranges, task.stages, task.mailbox) = (ranges as i32, stages as i32, mailbox as i32);
         let map = |units: usize| weights_map(w, units * UNIT, depth);
-        let upper = if use_index == 0 { heads_map(w, depth)? } else { map(units)? };
-        let x = TensorMap::new(x, tokens, w.cols, width)?;
+        let upper = match use_index {
+            0 => heads_map(w, depth, PROMOTION)?,
+            _ => map(units)?,
+        };
+        let x = TensorMap::boxes(x, Element::F16, [tokens, w.cols], [width, 64], PROMOTION)?;
         let maps = Maps { lower: map(units.max(2) - 1)?, upper, x };
         let grid = if use_index == 3 { ranges.min(self.multiprocessors) } else { splits * ranges };
         let groups = units.div_ceil(4);
@@ -243,23 +248,24 @@ const fn depth(kind: Kind, width: usize) -> usize {
 
 /// A matrix in boxes of `rows` rows and a stage's columns.
 fn weights_map(w: &Projection, rows: usize, depth: usize) -> Result<TensorMap> {
-    match w.kind {
-        Kind::F16 => TensorMap::new(w.quants, w.rows, w.cols, rows),
+    let (element, shape, part) = match w.kind {
+        Kind::F16 => (Element::F16, [w.rows, w.cols], [rows, depth]),
         kind => {
             let (row, part) = (kind.row_bytes(w.cols), kind.row_bytes(depth));
-            TensorMap::boxes(w.quants, Element::U8, [w.rows, row], [rows, part])
+            (Element::U8, [w.rows, row], [rows, part])
         }
-    }
+    };
+    TensorMap::boxes(w.quants, element, shape, part, PROMOTION)
 }
 
 /// Heads, each piece of eight rows followed by the piece 64 rows further.
-pub fn heads_map(w: &Projection, depth: usize) -> Result<TensorMap> {
+pub fn heads_map(w: &Projection, depth: usize, promotion: Promotion) -> Result<TensorMap> {
     let (element, bytes) = if w.kind == Kind::F16 { (Element::F16, 2) } else { (Element::U8, 1) };
     let (row, part) = (w.kind.row_bytes(w.cols) as u64, w.kind.row_bytes(depth) as u64);
     let dims = [row / bytes, 8, 2, 8, (w.rows / HEAD_DIM) as u64];
     let strides = [row, 64 * row, 8 * row, HEAD_DIM as u64 * row];
     let part = [(part / bytes) as u32, 8, 2, 8, 1];
-    TensorMap::tensor(w.quants, element, &dims, &strides, &part, true, Promotion::Bytes256)
+    TensorMap::tensor(w.quants, element, &dims, &strides, &part, true, promotion)
 }
 
 /// Bytes of what a block of a cluster gets from the others.

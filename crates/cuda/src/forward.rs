@@ -6,7 +6,7 @@ use model::{HEAD_DIM, KV_HEADS, Spec};
 use crate::batch::{BATCHED, BatchKernels, Normed, Residual, Use, parts};
 use crate::driver::Stream;
 use crate::kernels::{Cache, Epilogue, Heads, Kernels, PARTS, Partials, SWIGLU_FACTOR};
-use crate::rows::{ANSWER_BYTES, TOP_BYTES};
+use crate::rows::TOP_BYTES;
 use crate::weights::{Layer, Weights};
 
 type Result<T> = std::result::Result<T, BackendError>;
@@ -34,8 +34,6 @@ pub struct Activations {
     pub logits: u64,
     /// Of one pass over the head, `[pass, 32, 4]`.
     pub stats: u64,
-    /// `[rows]` of 16 bytes.
-    pub answers: u64,
     /// `[rows, 64, 2]`.
     pub tops: u64,
     /// Tokens drawn, `[rows]`.
@@ -69,7 +67,6 @@ impl Activations {
             last: take(pass * spec.hidden * 2),
             logits: take(pass * spec.vocab * 4),
             stats: take(pass * PARTS * 16),
-            answers: take(tokens * ANSWER_BYTES),
             tops: take(tokens * TOP_BYTES),
             drawn: take(tokens * 4),
             frequencies: take(HEAD_DIM / 2 * 8),
@@ -247,11 +244,11 @@ impl Forward<'_> {
         k.rms_norm(stream, step, rows, Some(first), a.x, norm, a.last, hidden)?;
         k.project(stream, &self.weights.head, a.last, a.logits, rows, count, Epilogue::Store)?;
         k.logits_stats(stream, step, rows, first, a.logits, a.stats, vocab)?;
-        self.sample(first, rows, PARTS, a.answers)
+        self.sample(first, rows, PARTS)
     }
 
-    /// Answers of `rows` answer rows from `first` on, whose logits have statistics in `parts` parts, written to `answers`.
-    pub fn sample(&self, first: usize, rows: usize, parts: usize, answers: u64) -> Result<()> {
+    /// Answers of `rows` answer rows from `first` on, whose logits have statistics in `parts` parts.
+    pub fn sample(&self, first: usize, rows: usize, parts: usize) -> Result<()> {
         let (a, vocab) = (&self.activations, self.spec.vocab);
         let (logits, stats) = (a.logits, a.stats);
         self.kernels.sample(
@@ -262,7 +259,6 @@ impl Forward<'_> {
             logits,
             stats,
             parts,
-            answers,
             a.tops,
             a.drawn,
             vocab,

@@ -573,7 +573,6 @@ impl Kernels {
         logits: u64,
         stats: u64,
         parts: usize,
-        answers: u64,
         tops: u64,
         drawn: u64,
         vocab: usize,
@@ -586,7 +585,7 @@ impl Kernels {
             grid,
             1024,
             0,
-            [logits, stats, parts, answers, tops, drawn, step, vocab, first]
+            [logits, stats, parts, tops, drawn, step, vocab, first]
         )
     }
 }

@@ -8,7 +8,7 @@ use engine::{BackendError, KvKind};
 use model::{HEAD_DIM, KV_HEADS};
 
 use crate::batch::heads_map;
-use crate::driver::{Context, Element, Function, Stream, TensorMap};
+use crate::driver::{Context, Element, Function, Promotion, Stream, TensorMap};
 use crate::kernels::{Cache, Epilogue, Heads, each, launch};
 use crate::weights::{Kind, Projection};
 
@@ -16,6 +16,8 @@ type Result<T> = std::result::Result<T, BackendError>;
 
 /// Tokens of a projection from which on it is this class's.
 pub const MANY: usize = 129;
+/// What the L2 cache fetches at a time.
+const PROMOTION: Promotion = Promotion::Bytes256;
 /// Queries of one tile of attention.
 pub const QUERIES: usize = 128;
 /// Tokens of one tile of a projection.
@@ -135,9 +137,9 @@ impl Prefill {
     ) -> Result<()> {
         let out = |width: usize| match epilogue {
             Epilogue::SwiGlu => {
-                TensorMap::boxes(out, Element::F16, [tokens, w.rows / 2], [width, 32])
+                TensorMap::boxes(out, Element::F16, [tokens, w.rows / 2], [width, 32], PROMOTION)
             }
-            _ => TensorMap::boxes(out, Element::F32, [tokens, w.rows], [32, 32]),
+            _ => TensorMap::boxes(out, Element::F32, [tokens, w.rows], [32, 32], PROMOTION),
         };
         let (index, factor) = (epilogue.index(), epilogue.factor());
         self.tiles(stream, w, x, tokens, out, index, factor, Heads::default())
@@ -176,12 +178,12 @@ impl Prefill {
         let width = tile.width;
         let maps = Maps {
             weights: match w.kind {
-                _ if heads.heads > 0 => heads_map(w, DEPTH)?,
+                _ if heads.heads > 0 => heads_map(w, DEPTH, PROMOTION)?,
                 Kind::F16 => TensorMap::new(w.quants, w.rows, w.cols, ROWS)?,
                 kind => {
                     let shape = [w.rows, kind.row_bytes(w.cols)];
                     let part = [ROWS, kind.row_bytes(DEPTH)];
-                    TensorMap::boxes(w.quants, Element::U8, shape, part)?
+                    TensorMap::boxes(w.quants, Element::U8, shape, part, PROMOTION)?
                 }
             },
             x: TensorMap::new(x, tokens, w.cols, width / 2)?,

@@ -9,6 +9,8 @@ use crate::rows::pack_row;
 
 /// Words of the header.
 const HEADER: usize = 16;
+/// Where the header keeps the address of the answers, of two words.
+const ANSWERS: usize = 14;
 /// Words of a work item of split attention.
 const ITEM: usize = 8;
 /// Query rows of one tile of split attention: tokens x query heads of a KV head.
@@ -184,6 +186,11 @@ impl Step {
             self.words[draws + i] = at as u32;
         }
         Ok(())
+    }
+
+    /// Says where the device writes the answers.
+    pub fn answers_go_to(&mut self, address: u64) {
+        self.words[ANSWERS..HEADER].copy_from_slice(&[address as u32, (address >> 32) as u32]);
     }
 
     /// Byte offset of the count of a pass over the head.

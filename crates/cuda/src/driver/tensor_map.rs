@@ -35,7 +35,7 @@ impl TensorMap {
     /// Boxes of 64 columns and `box_rows` rows of fp16 `[rows, cols]` at `address`, swizzled for wgmma; rows past the end
     /// are zeros.
     pub fn new(address: u64, rows: usize, cols: usize, box_rows: usize) -> Result<Self> {
-        Self::boxes(address, Element::F16, [rows, cols], [box_rows, 64])
+        Self::boxes(address, Element::F16, [rows, cols], [box_rows, 64], Promotion::Bytes256)
     }
 
     /// Boxes of `[rows, cols]` elements of a matrix of that `shape`. A box's rows lie 16, 32, 64 or 128 bytes apart in
@@ -45,6 +45,7 @@ impl TensorMap {
         element: Element,
         shape: [usize; 2],
         part: [usize; 2],
+        promotion: Promotion,
     ) -> Result<Self> {
         let bytes = match element {
             Element::F16 => 2,
@@ -54,7 +55,7 @@ impl TensorMap {
         let dims = shape.map(|n| n as u64);
         let part = part.map(|n| n as u32);
         let (dims, part) = ([dims[1], dims[0]], [part[1], part[0]]);
-        Self::tensor(address, element, &dims, &[dims[0] * bytes], &part, true, Promotion::Bytes256)
+        Self::tensor(address, element, &dims, &[dims[0] * bytes], &part, true, promotion)
     }
 
     /// Boxes of `part` elements of a tensor of `dims` elements, the first dimension contiguous and the others `strides`
