@@ -1,10 +1,11 @@
 // Quantised weights in the decode kernel's products (decode_product.cuh): products of bytes, whose sums are exact.
 //
-// The vector is taken in fixed point, 16 bits and a scale for each block of 32 columns, as two bytes with signs: x = (256 high + low)
-// scale. Weights are bytes as they lie, or nibbles one operation away from it. A step is two units of 64 columns, four blocks, whose sums
-// must not meet before they are scaled: in the A operand of mma.m16n8k32 rows 0-7 and rows 8-15 are the panel's rows in a
-// unit's two blocks; B holds the first unit's blocks in columns 0 to 3, high and low parts, and the second one's in columns 4 to 7, the rest
-// being zero. So each lane ends with one block's sum: t / 2 says of which unit, t % 2 of which block of it.
+// The vector is taken in fixed point: integers of 16 bits as two bytes with signs, x = (256 high + low) scale, with one scale for the
+// columns that a warp reads at a time, 128 or 256. Weights are bytes as they lie, or nibbles one operation away from it. An operand is two
+// units of 64 columns, four blocks of 32, whose sums must not meet before they are scaled: in the A operand of mma.m16n8k32 rows 0-7 and
+// rows 8-15 are the panel's rows in a unit's two blocks; B holds the first unit's blocks in columns 0 to 3, high and low parts, and the
+// second one's in columns 4 to 7, the rest being zero. So each lane ends with one block's sum: t / 2 says of which unit, t % 2 of which
+// block of it.
 #pragma once
 
 #include "decode_halves.cuh"
@@ -64,11 +65,11 @@ template <Type T, int K, bool PAIRS>
 struct Vector {
     using C = Columns<T, K>;
     static constexpr bool NIBBLES = T != Q8_0;
-    static constexpr int STEPS = (C::MINE + 1) / 2;
+    static constexpr int OPERANDS = (C::MINE + 1) / 2;
     static constexpr int SCALES = C::MINE * UNIT * 2;       // bytes before the blocks' scales, with what they lack or their sums
     static constexpr int REGION = SCALES + C::MINE * 2 * 8;
     static constexpr bool HELD = C::MINE <= 24;  // in registers
-    Operand<T> operands[HELD ? STEPS : 1];
+    Operand<T> operands[HELD ? OPERANDS : 1];
     uint32_t at;
 
     // Four columns a lane of the warp's units 2 `piece` and the next, which share a scale.
@@ -109,7 +110,7 @@ struct Vector {
         constexpr uint32_t OFFSETS = T == Q8_0 ? 0x80808080 : T == Q4_0 ? 0x08080808 : 0x01010101;
         const int t = lane % 4;
 #pragma unroll
-        for (int n = 0; n < STEPS; n++) {
+        for (int n = 0; n < OPERANDS; n++) {
             Operand<T> x;
             fetch(x, c, n);
             int e[4];
@@ -165,16 +166,16 @@ private:
 };
 
 // A warp's units of a chunk, as they lie.
-template <Type T, int STEPS>
+template <Type T, int COUNT>
 struct Tiles {
     static constexpr int WORDS = T == Q8_0 ? 8 : 4;
-    uint32_t w[STEPS][WORDS], scales[STEPS];
+    uint32_t w[COUNT][WORDS], scales[COUNT];
 
     // The first `units` of them.
     template <class Place>
     __device__ __forceinline__ void load(uint32_t slot, const Place& place, int units) {
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
+        for (int i = 0; i < COUNT; i++) {
             if (2 * i >= units) continue;
 #pragma unroll
             for (int k = 0; k < WORDS / 4; k++)
@@ -201,8 +202,8 @@ struct Sum {
     __device__ __forceinline__ void clear() { q = 0; }
 
     // Operand i of the tiles, of which the second unit may be missing.
-    template <int STEPS>
-    __device__ __forceinline__ void add(const Tiles<T, STEPS>& tiles, int i, const Operand<T>& x, bool two, int t) {
+    template <int COUNT>
+    __device__ __forceinline__ void add(const Tiles<T, COUNT>& tiles, int i, const Operand<T>& x, bool two, int t) {
         const auto& w = tiles.w[i];
         int e[4];
         if constexpr (T == Q8_0) {

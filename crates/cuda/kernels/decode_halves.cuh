@@ -24,12 +24,12 @@ __device__ __forceinline__ void mma_next(float (&d)[4], uint32_t a0, uint32_t a1
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// What a warp multiplies in one go (Operand), how it holds its columns of a vector (Vector), a panel's tiles (Tiles) and their sums (Sum).
+// What of a vector a warp multiplies in one go (Operand), how it holds its columns of a vector (Vector), a panel's tiles (Tiles) and their sums (Sum).
 template <Type T>
 struct Operand;
 template <Type T, int K, bool PAIRS>
 struct Vector;
-template <Type T, int STEPS>
+template <Type T, int COUNT>
 struct Tiles;
 template <Type T, bool PAIRS>
 struct Sum;
@@ -84,15 +84,15 @@ struct Vector<F16, K, PAIRS> {
 };
 
 // A warp's units of a chunk, as they lie.
-template <int STEPS>
-struct Tiles<F16, STEPS> {
-    uint32_t w[STEPS][8];
+template <int COUNT>
+struct Tiles<F16, COUNT> {
+    uint32_t w[COUNT][8];
 
     // The first `units` of them.
     template <class Place>
     __device__ __forceinline__ void load(uint32_t slot, const Place& place, int units) {
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
+        for (int i = 0; i < COUNT; i++) {
             if (i >= units) continue;
             uint32_t(&first)[4] = reinterpret_cast<uint32_t(&)[4]>(w[i][0]), (&second)[4] = reinterpret_cast<uint32_t(&)[4]>(w[i][4]);
             ldmatrix(first, slot + place.quants + i * Place::NEXT), ldmatrix(second, (slot + place.quants ^ 64) + i * Place::NEXT);
@@ -110,8 +110,8 @@ struct Sum<F16, PAIRS> {
     }
 
     // Tiles 0 and 1, 2 and 3 are the two places' columns.
-    template <int STEPS>
-    __device__ __forceinline__ void add(const Tiles<F16, STEPS>& tiles, int i, const Operand<F16>& x, bool, int) {
+    template <int COUNT>
+    __device__ __forceinline__ void add(const Tiles<F16, COUNT>& tiles, int i, const Operand<F16>& x, bool, int) {
         const uint32_t(&w)[8] = tiles.w[i];
         mma_next(d[0], w[0], w[2], w[1], w[3], x.b[0], x.b[1]);
         mma_next(d[1], w[4], w[6], w[5], w[7], x.b[2], x.b[3]);
