@@ -172,7 +172,7 @@ impl Prefill {
     ) -> Result<()> {
         let clusters = self.multiprocessors / 2;
         // Clusters place whole tiles of heads only.
-        let whole = heads.heads == 0 || w.rows % (4 * ROWS) == 0;
+        let whole = heads.heads == 0 || w.rows.is_multiple_of(4 * ROWS);
         let may_be_tall = matches!(w.kind, Kind::F16) && whole;
         let tile = Tile::choose(w.rows, tokens, clusters, may_be_tall);
         let width = tile.width;
