@@ -2,7 +2,7 @@
 //
 // Floor: every weight and every cached key and value read once, at the 4.6 to 4.7 TB/s of bulk copies.
 //
-// A producer thread streams the block's share of all weights, and of the KV cache, through a ring in shared memory. It
+// A producer warp streams the block's share of all weights, and of the KV cache, through a ring in shared memory. It
 // never waits for an activation, so memory stays busy while the phases below wait for each other. Eight consumer warps
 // multiply what arrives. A layer has five phases, and a sixth where the context is long:
 //
@@ -214,8 +214,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& args, const DecodeMaps&
     float* const fixed = at(args.fixed);
     auto* const rotations = reinterpret_cast<float2*>(fixed);
     float* const squares = fixed + HEAD;
-    int* const slots = reinterpret_cast<int*>(squares + CONSUMERS);
-    const uint32_t barriers = shared_address(slots + 2 * SLOTS);
+    int* const taken = reinterpret_cast<int*>(squares + CONSUMERS);
+    const uint32_t barriers = shared_address(taken + SLOTS);
     Ring ring{shared_address(start), barriers, barriers + SLOTS * 8, args.ring, 0, 0};
     // Through a shuffle, so that the compiler keeps them instead of reading the special register anew.
     const int lane = __shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x), warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -243,8 +243,8 @@ __device__ __forceinline__ void decode(const DecodeArgs& args, const DecodeMaps&
     Dealer dealer{static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), 0};
     if (warp >= CONSUMERS) {
         fewer_registers<40>();
-        if (threadIdx.x == CONSUMERS * 32) {
-            Producer producer{ring, ring, ring, 0, 0, slots, slots + SLOTS, evict_first(), args, maps};
+        if (warp == CONSUMERS) {
+            Producer producer{ring, ring, ring.bytes, taken, evict_first(), args, maps};
             produce<M, T, H>(producer, dealer, position, table);
         }
     } else {

@@ -1,9 +1,10 @@
 // The decode kernel's attention (decode.cuh): one KV head over a part of the context, and the merging of parts.
 //
-// A warp takes half a KV block, 16 positions, at a time. The query heads of the KV head are rows 0-7 of the A operand as
-// their high fp16 parts, rows 8-15 as the low ones; keys and values are B. A slot of the ring holds a block's keys, then its
-// values, lines of 128 bytes swizzled as they came: [dims 0-63, 64-127][32 positions] of fp16, or [32 positions] of
-// bytes and then the scales of keys and of values.
+// The warps take a turn of KV blocks at a time, four of fp16 or eight of bytes. Each scores its part of the positions, and after they have
+// agreed on the largest score, each adds the values of all positions for 16 channels, so that no warp's output must be added to
+// another's. The query heads of the KV head are rows 0-7 of the A operand as their high fp16 parts, rows 8-15 as the low ones; keys and values are B. A slot of the ring holds a
+// block's keys, then its values, lines of 128 bytes swizzled as they came: [dims 0-63, 64-127][32 positions] of fp16; or two blocks of
+// [32 positions] of bytes and then the scales of keys and of values.
 #pragma once
 
 #include "decode_product.cuh"
@@ -22,13 +23,18 @@ struct Part {
     size_t row;          // the new position's head row in both
 };
 
-// What attention keeps in shared memory, where the vectors of the products lie in other phases.
+constexpr int TURN_SLOTS = 4;
+constexpr int TURN_POSITIONS = TURN_SLOTS * slot_blocks(KV_Q8_0) * BLOCK;  // at most
+
+// What attention keeps in shared memory, where the vectors of the products lie in other phases. Rows of fp16 are apart by other banks.
 template <int MATES>  // query heads of a KV head
 struct AttentionMemory {
-    float outputs[CONSUMERS][MATES][PARTIAL];
-    __align__(16) __half queries[2][MATES][HEAD + 8];  // high and low parts, fp16 or bytes, apart by other banks
-    __align__(16) __half fresh[2][HEAD];               // the new key and value: fp16, or bytes
-    float fresh_scale[2], query_scale[MATES];          // of bytes
+    __align__(16) __half queries[2][MATES][HEAD + 8];          // high and low parts, fp16 or bytes
+    __align__(16) __half weights[2][MATES][TURN_POSITIONS + 8];  // of the positions of a turn
+    __align__(16) __half fresh[2][HEAD];                       // the newest key and value: fp16, or bytes
+    // By warp: the largest score, and the sums of exponentials and of the values' weights.
+    __align__(16) float tops[MATES][CONSUMERS], totals[MATES][CONSUMERS], sums[MATES][CONSUMERS];
+    float fresh_scale[2], query_scale[MATES];                  // of bytes
 };
 
 // bf16 rounding, kept as fp16; what fp16 cannot hold saturates.
@@ -121,30 +127,21 @@ __device__ __forceinline__ uint32_t piece_at(uint32_t rows, int position, int pi
     return rows + (KIND == KV_BF16 ? piece / 8 * (BLOCK * LINE) : 0) + position * LINE + (((piece ^ position) & 7) << 4);
 }
 
-// Completes a block in shared memory with the newest position: its key and value, and, for fp16, zeros for the values
-// after it in its half, which nobody may have written yet.
-template <Kv KIND, class Memory>
-__device__ __forceinline__ void complete_half(const Consumer& c, uint32_t keys, int newest, const Memory& m) {
-    constexpr int PIECES = KIND == KV_BF16 ? 16 : 8;
-    const uint32_t values = keys + rows_bytes(KIND);
-    if constexpr (KIND == KV_BF16)
-#pragma unroll
-        for (int i = 0; i < HALF; i += 32 / PIECES) {
-            const int position = newest + 1 + c.lane / PIECES + i;
-            if (position / HALF == newest / HALF)
-                asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(piece_at<KIND>(values, position, c.lane % PIECES)), "r"(0)
-                             : "memory");
-        }
-    if (c.lane < 2 * PIECES) {
-        uint4 v = reinterpret_cast<const uint4*>(m.fresh[c.lane / PIECES])[c.lane % PIECES];
-        uint32_t to = piece_at<KIND>(c.lane < PIECES ? keys : values, newest, c.lane % PIECES);
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-    }
-    if (KIND == KV_Q8_0 && c.lane < 2)
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(values + rows_bytes(KIND) + (c.lane * BLOCK + newest) * 4),
-                     "f"(m.fresh_scale[c.lane])
-                     : "memory");
-    __syncwarp();
+// Over the four lanes that share a row.
+__device__ __forceinline__ float quad_max(float v) {
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+__device__ __forceinline__ float quad_sum(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+// What the warps have stored of a row, together.
+template <class Both>
+__device__ __forceinline__ float over_warps(const float (&of)[CONSUMERS], Both both) {
+    const float4 a = reinterpret_cast<const float4*>(of)[0], b = reinterpret_cast<const float4*>(of)[1];
+    return both(both(both(a.x, a.y), both(a.z, a.w)), both(both(b.x, b.y), both(b.z, b.w)));
 }
 
 __device__ __forceinline__ float2 load_pair(uint32_t at) {
@@ -159,211 +156,249 @@ __device__ __forceinline__ float power_of_two(float x) {
     return y;
 }
 
-// A warp's running attention output, of the heads in rows lane / 4; high and low parts are added at the end. fp16: tile d
-// holds dims 8 d + 2 t and the next; bytes: tiles 2 d and 2 d + 1 hold dims 16 d + 4 t, + 2 and 16 d + 4 t + 1, + 3.
-template <Kv KIND>
-struct Running {
-    float o[HEAD / 8][4] = {};
-    float highest = -INFINITY, total = 0;  // over the columns of the lane's quad
-    // Values of bytes come as subnormal fp16 of 128 more, which the weights so far tell how often.
-    float weight = 0;
-    static constexpr int QUERIES = KIND == KV_BF16 ? HEAD / 16 : HEAD / 32;  // operands
+// The queries as A operands of 32 bytes a row, whose other rows repeat the heads.
+template <Kv KIND, int MATES>
+struct Queries {
+    static constexpr int OPERANDS = KIND == KV_BF16 ? HEAD / 16 : HEAD / 32;
+    uint32_t q[OPERANDS][4];
 
-    // The queries as A operands of 32 bytes a row, whose other rows repeat the heads.
-    template <int MATES>
-    __device__ __forceinline__ void load_queries(uint32_t (&q)[QUERIES][4], const AttentionMemory<MATES>& m, int lane) {
+    __device__ __forceinline__ void load(const AttentionMemory<MATES>& m, int lane) {
         const uint32_t at = shared_address(m.queries[lane / 8 % 2][lane % 8 % MATES]) + lane / 16 * 16;
 #pragma unroll
-        for (int k = 0; k < QUERIES; k++) ldmatrix(q[k], at + k * 32);
+        for (int k = 0; k < OPERANDS; k++) ldmatrix(q[k], at + k * 32);
     }
 
-    // Adds positions `half` * 16 and on of a block, `valid` of them.
-    __device__ __forceinline__ void add_half(const uint32_t (&q)[QUERIES][4], float query_scale, uint32_t keys, int half, int valid, int lane) {
-        const uint32_t values = keys + rows_bytes(KIND), scales = values + rows_bytes(KIND);
-        const int t = lane % 4;
-        // A lane's first piece of the keys and of the values. Others differ by an exclusive or of the bits that are swizzled, and by
-        // whole lines.
+    // The scores of 16 positions of a block, from `half` * 16, of the head in row lane / 4: s[n] of columns 8 n + 2 t and the next. The
+    // key of column `newest` is `fresh`, and of those after it, which are as good as any other. Bytes have the scales of keys and queries to come.
+    __device__ __forceinline__ void score(uint32_t keys, int half, uint32_t fresh, int newest, int lane, float2 (&s)[2]) const {
+        // A lane's first piece. Others differ by an exclusive or of the bits that are swizzled, and by whole lines.
         const uint32_t key = piece_at<KIND>(keys, half * HALF + lane % 8, lane / 8);
-        const uint32_t value = piece_at<KIND>(values, half * HALF + lane / 8 % 2 * 8 + lane % 8, lane / 16);
-        float s[2][4] = {};
+        fresh += lane / 8 * 16;
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            uint32_t b[4];
+            const bool slot = n * 8 + lane % 8 < newest;
+            uint32_t b[HEAD / 32][4];
             if constexpr (KIND == KV_BF16) {
-                float u[4] = {};
+                float d[2][4] = {};
+#pragma unroll
+                for (int k = 0; k < HEAD / 32; k++) ldmatrix(b[k], slot ? (key ^ (k % 2 * 64)) + k / 2 * (BLOCK * LINE) + n * GROUP : fresh + k * 64);
 #pragma unroll
                 for (int k = 0; k < HEAD / 32; k++) {
-                    ldmatrix(b, (key ^ (k % 2 * 64)) + k / 2 * (BLOCK * LINE) + n * GROUP);
-                    mma_next(s[n], q[2 * k][0], q[2 * k][1], q[2 * k][2], q[2 * k][3], b[0], b[1]);
-                    mma_next(u, q[2 * k + 1][0], q[2 * k + 1][1], q[2 * k + 1][2], q[2 * k + 1][3], b[2], b[3]);
+                    mma_next(d[0], q[2 * k][0], q[2 * k][1], q[2 * k][2], q[2 * k][3], b[k][0], b[k][1]);
+                    mma_next(d[1], q[2 * k + 1][0], q[2 * k + 1][1], q[2 * k + 1][2], q[2 * k + 1][3], b[k][2], b[k][3]);
                 }
-#pragma unroll
-                for (int j = 0; j < 2; j++) s[n][j] = (s[n][j] + s[n][j + 2]) + (u[j] + u[j + 2]);
+                s[n] = make_float2((d[0][0] + d[0][2]) + (d[1][0] + d[1][2]), (d[0][1] + d[0][3]) + (d[1][1] + d[1][3]));
             } else {
                 int d[2][4] = {};
 #pragma unroll
                 for (int k = 0; k < HEAD / 64; k++) {
-                    ldmatrix(b, (key ^ (k * 64)) + n * GROUP);
-                    mma_signed(d[0], q[2 * k], b[0], b[1]), mma_signed(d[1], q[2 * k + 1], b[2], b[3]);
+                    ldmatrix(b[k], slot ? (key ^ (k * 64)) + n * GROUP : fresh + k * 64);
+                    mma_signed(d[0], q[2 * k], b[k][0], b[k][1]), mma_signed(d[1], q[2 * k + 1], b[k][2], b[k][3]);
                 }
-#pragma unroll
-                for (int j = 0; j < 2; j++) s[n][j] = __int2float_rn((d[0][j] + d[1][j]) * 256 + (d[0][j + 2] + d[1][j + 2]));
+                auto integer = [&](int j) { return (d[0][j] + d[1][j]) * 256 + (d[0][j + 2] + d[1][j + 2]); };
+                s[n] = make_float2(__int2float_rn(integer(0)), __int2float_rn(integer(1)));
             }
         }
-        float top = highest;
-        float2 value_scale[2];
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            const int column = n * 8 + t * 2;
-            float2 key_scale = make_float2(1, 1);
-            if constexpr (KIND == KV_Q8_0) {
-                key_scale = load_pair(scales + (half * HALF + column) * 4);
-                key_scale.x *= query_scale, key_scale.y *= query_scale;
-                value_scale[n] = load_pair(scales + (BLOCK + half * HALF + column) * 4);
-                // What lies after the newest position may be no number.
-                if (column >= valid) value_scale[n].x = 0;
-                if (column + 1 >= valid) value_scale[n].y = 0;
-            }
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const float v = s[n][j] * (j ? key_scale.y : key_scale.x);
-                s[n][j] = column + j < valid ? v : -INFINITY;
-                top = fmaxf(top, s[n][j]);
-            }
-        }
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        const float rescale = power_of_two(highest - top);
-        highest = top;
-        total *= rescale, weight *= rescale;
-        uint32_t p[2][2];  // high and low parts
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            float p0 = power_of_two(s[n][0] - top), p1 = power_of_two(s[n][1] - top);
-            total += p0 + p1;
-            if constexpr (KIND == KV_Q8_0) p0 *= value_scale[n].x, p1 *= value_scale[n].y;
-            split(p0, p1, p[n][0], p[n][1]);
-            if constexpr (KIND == KV_Q8_0) {  // what is multiplied, not what was rounded to it: 128 times the difference would stay
-                const float2 high = __half22float2(halves(p[n][0])), low = __half22float2(halves(p[n][1]));
-                weight += (high.x + low.x) + (high.y + low.y);
-            }
-        }
-        if (__any_sync(0xffffffffu, rescale != 1.0f))
-#pragma unroll
-            for (int d = 0; d < HEAD / 8; d++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) o[d][j] *= rescale;
-#pragma unroll
-        for (int d = 0; d < HEAD / 16; d++) {
-            uint32_t b[4];
-            if constexpr (KIND == KV_BF16) {
-                ldmatrix_transposed(b, (value ^ (d % 4 * 32)) + d / 4 * (BLOCK * LINE));
-                mma_next(o[2 * d], p[0][0], p[0][1], p[1][0], p[1][1], b[0], b[1]);
-                mma_next(o[2 * d + 1], p[0][0], p[0][1], p[1][0], p[1][1], b[2], b[3]);
-            } else if (d % 2 == 0) {
-                // Halves of two dims each: positions 2 t, 2 t + 1 of dims 2 g, 2 g + 1 of pieces d and d + 1.
-                ldmatrix_transposed(b, value ^ (d * 16));
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    uint32_t low = b[2 * i] ^ 0x80808080, high = b[2 * i + 1] ^ 0x80808080;
-                    mma_next(o[2 * (d + i)], p[0][0], p[0][1], p[1][0], p[1][1], byte_pair(low, 0x4240), byte_pair(high, 0x4240));
-                    mma_next(o[2 * (d + i) + 1], p[0][0], p[0][1], p[1][0], p[1][1], byte_pair(low, 0x4341), byte_pair(high, 0x4341));
-                }
-            }
-        }
-    }
-
-    // Two bytes as subnormal fp16.
-    static __device__ __forceinline__ uint32_t byte_pair(uint32_t word, uint32_t which) { return __byte_perm(word, 0, which); }
-
-    // The warp's output for the rows that are heads.
-    template <int MATES>
-    __device__ __forceinline__ void store(float (&to)[MATES][PARTIAL], int lane) {
-        const int g = lane / 4, t = lane % 4;
-        total += __shfl_xor_sync(0xffffffffu, total, 1);
-        total += __shfl_xor_sync(0xffffffffu, total, 2);
-        weight += __shfl_xor_sync(0xffffffffu, weight, 1);
-        weight += __shfl_xor_sync(0xffffffffu, weight, 2);
-        if (g >= MATES) return;
-#pragma unroll
-        for (int d = 0; d < HEAD / 16; d++) {
-            float a0 = o[2 * d][0] + o[2 * d][2], a1 = o[2 * d][1] + o[2 * d][3];
-            float b0 = o[2 * d + 1][0] + o[2 * d + 1][2], b1 = o[2 * d + 1][1] + o[2 * d + 1][3];
-            if constexpr (KIND == KV_BF16) {
-                *reinterpret_cast<float2*>(to[g] + d * 16 + t * 2) = make_float2(a0, a1);
-                *reinterpret_cast<float2*>(to[g] + d * 16 + 8 + t * 2) = make_float2(b0, b1);
-            } else {
-                auto value = [&](float v) { return v * (1 / QUANT_SCALE) - 128 * weight; };
-                *reinterpret_cast<float4*>(to[g] + d * 16 + t * 4) = make_float4(value(a0), value(b0), value(a1), value(b1));
-            }
-        }
-        if (t == 0) to[g][HEAD] = highest, to[g][HEAD + 1] = total;
     }
 };
+
+// The blocks of a turn: where they lie in the ring.
+template <Kv KIND>
+struct Turn {
+    static constexpr int EACH = slot_blocks(KIND), BLOCKS = TURN_SLOTS * EACH, SLOT = cache_slot(KIND);
+    Ring first;
+    int slots, fit;  // how many there are, and how many lie before the ring begins anew
+
+    // Takes the slots of up to BLOCKS of the `left` that are to come.
+    __device__ __forceinline__ void take(Ring& ring, int left) {
+        first = ring, slots = (max(min(BLOCKS, left), 0) + EACH - 1) / EACH, fit = (ring.bytes - ring.at) / SLOT;
+        if (slots > 0) ring.at = place(slots - 1) + SLOT;
+        ring.passed += slots;
+    }
+
+    // A block's keys, which its values follow, and their scales.
+    __device__ __forceinline__ uint32_t block(int i) const { return first.data_at + place(i / EACH) + i % EACH * (2 * rows_bytes(KIND)); }
+    __device__ __forceinline__ uint32_t scales(int i) const {
+        return first.data_at + place(i / EACH) + slot_scales(KIND) + i % EACH * (2 * BLOCK * 4);
+    }
+
+private:
+    __device__ __forceinline__ int place(int slot) const { return slot < fit ? first.at + slot * SLOT : (slot - fit) * SLOT; }
+};
+
+// Adds the values of four blocks of a turn, from `first` on, times their weights, for the warp's 16 channels; high and low parts are added at the end. From position
+// `newest` on, whose weights are zero after it, the value is `fresh`. fp16: tile n holds channels 8 n + 2 t and the next; bytes: channels
+// 4 t and 4 t + 2 of tile 0, 4 t + 1 and 4 t + 3 of tile 1.
+template <Kv KIND>
+__device__ __forceinline__ void add_values(float (&o)[2][4], uint32_t weights, const Turn<KIND>& turn, int first, uint32_t fresh, int newest, int warp, int lane) {
+    constexpr int STEPS = 4 * BLOCK / HALF;
+    uint32_t p[STEPS][4], b[STEPS][4];
+#pragma unroll
+    for (int j = 0; j < STEPS; j++) ldmatrix(p[j], weights + j * (HALF * 2));
+    if constexpr (KIND == KV_BF16) {
+        const uint32_t value = piece_at<KIND>(rows_bytes(KIND), lane % 16, 2 * warp + lane / 16);
+        fresh += (2 * warp + lane / 16) * 16;
+#pragma unroll
+        for (int j = 0; j < STEPS; j++)
+            ldmatrix_transposed(b[j], j * HALF + lane % 16 < newest ? turn.block(first + j / 2) + value + j % 2 * (HALF * LINE) : fresh);
+    } else {
+        const uint32_t value = piece_at<KIND>(rows_bytes(KIND), lane, warp);
+        fresh += warp * 16;
+        // Halves of two channels each, of positions 2 t, 2 t + 1 and 8 more; bytes of 128 more as subnormal fp16.
+#pragma unroll
+        for (int j = 0; j < STEPS; j += 2) {
+            uint32_t v[4];
+            ldmatrix_transposed(v, j * HALF + lane < newest ? turn.block(first + j / 2) + value : fresh);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                v[i] ^= 0x80808080;
+                b[j + i / 2][i % 2] = __byte_perm(v[i], 0, 0x4240), b[j + i / 2][2 + i % 2] = __byte_perm(v[i], 0, 0x4341);
+            }
+        }
+    }
+    float next[2][4] = {};  // a second chain, which halves the latency
+#pragma unroll
+    for (int j = 0; j < STEPS; j++)
+#pragma unroll
+        for (int n = 0; n < 2; n++) mma_next(j % 2 ? next[n] : o[n], p[j][0], p[j][1], p[j][2], p[j][3], b[j][2 * n], b[j][2 * n + 1]);
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) o[n][j] += next[n][j];
+}
 
 // One part of a KV head's attention. Posts the head's output where the context has one part, else the part's unscaled
 // outputs, maxima and sums, [query head][CONTEXT_PARTS][PARTIAL].
 template <class M, Kv KIND>
-__device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, const Part& part, const Source& qkv, int split, bool alone,
+__device__ __forceinline__ void attend(Consumer& c, const DecodeArgs& args, const Part& part, const Source& qkv, int index, bool alone,
                                        const float* q_norm, const float* k_norm, uint32_t* counter) {
-    const uint32_t tag = qkv.tag;
-    constexpr int group = M::MATES;
+    constexpr int MATES = M::MATES;
     const int shared_lane = c.lane;
     c.lane = here(c.lane);
-    auto& m = *reinterpret_cast<AttentionMemory<group>*>(c.vector);
+    auto& m = *reinterpret_cast<AttentionMemory<MATES>*>(c.vector);
+    Turn<KIND> turn;
+    constexpr int TURN = turn.BLOCKS, HALVES = TURN * BLOCK / HALF / CONSUMERS;  // of blocks, that a warp scores
+    turn.take(c.ring, part.units);
     prepare_heads<KIND>(c, part, qkv, q_norm, k_norm, alone, m);
     c.sync();
-    Running<KIND> running;
-    uint32_t q[running.QUERIES][4];
-    running.load_queries(q, m, c.lane);
-    const float query_scale = KIND == KV_BF16 ? 1 : m.query_scale[c.lane / 4 % group];
+    Queries<KIND, MATES> queries;
+    queries.load(m, c.lane);
+    const int row = c.lane / 4, mate = row % MATES, t = c.lane % 4;
+    const float query_scale = KIND == KV_BF16 ? 1 : m.query_scale[mate];
+    const float2 fresh_scale = KIND == KV_BF16 ? make_float2(1, 1) : make_float2(m.fresh_scale[0], m.fresh_scale[1]);
+    const uint32_t weights = shared_address(m.weights[c.lane / 8 % 2][c.lane % 8 % MATES]) + c.lane / 16 * 16;
+    const uint32_t fresh[2] = {shared_address(m.fresh[0]), shared_address(m.fresh[1])};
+    float o[2][4] = {}, highest = -INFINITY, total = 0;
+    float sum = 0;  // of the weights of bytes, which come as 128 more
 
-    // Each pair of warps takes one block of every TURN, and waits for the others too before it gives them back: a warp that let a
-    // slot's whole turn pass could not tell it from the next.
-    constexpr int TURN = CONSUMERS / 2;
     for (int first = 0; first < part.units; first += TURN) {
-        const int count = min(TURN, part.units - first), mine = c.warp / 2, half = c.warp % 2;
-        const Ring these = c.ring;
-        uint32_t block = 0;
-        for (int i = 0; i < count; i++, c.ring.advance(cache_slot(KIND)))
-            if (const uint32_t data = c.ring.data(cache_slot(KIND)); i == mine) block = data;
-        const int newest = part.position - (part.first + first + mine) * BLOCK, valid = min(HALF, newest + 1 - half * HALF);
-        if (mine < count && valid > 0) {
-            these.ahead(mine).wait_full();
-            const bool fresh = part.tail && newest / HALF == half;
-            if (fresh) complete_half<KIND>(c, block, newest, m);
-            running.add_half(q, query_scale, block, half, valid, c.lane);
-            if (fresh) fence_bulk();  // the slot was written to: before the producer fills it again
-        }
-        if (c.lane < count) these.ahead(c.lane).wait_full();
-        __syncwarp();
-        if (c.lane < count) these.ahead(c.lane).release();
-    }
-    running.store(m.outputs[c.warp], c.lane);
-    c.sync();
-
-    // The warps' outputs together, in warp order, two channels a thread.
-#pragma unroll 1
-    for (int i = 2 * threadIdx.x; i < group * HEAD; i += 2 * CONSUMERS * 32) {
-        const int g = i / HEAD, channel = i % HEAD;
-        float top = -INFINITY, sum = 0;
-        float2 value = make_float2(0, 0);
+        // Positions of the turn whose keys and values lie in the ring: all but the newest.
+        const int cached = min(part.position - (part.first + first) * BLOCK, min(TURN, part.units - first) * BLOCK);
+        const bool tail = part.tail && first + TURN >= part.units;
+        const int there = cached + tail, start = c.warp * HALVES * HALF;  // the warp's positions begin
+        float2 s[HALVES][2], value_scale[HALVES][2] = {};
+        float top = -INFINITY;
+        if (start < there) {
+            const uint32_t keys = turn.block(start / BLOCK);
+            turn.first.ahead(start / BLOCK / turn.EACH).wait_full();
 #pragma unroll
-        for (int w = 0; w < CONSUMERS; w++) top = fmaxf(top, m.outputs[w][g][HEAD]);
+            for (int h = 0; h < HALVES; h++) {
+                const int half = HALVES == 1 ? c.warp % 2 : h, newest = cached - start - h * HALF, valid = there - start - h * HALF;
+                queries.score(keys, half, fresh[0], newest, c.lane, s[h]);
+                const uint32_t scales = turn.scales(start / BLOCK) + half * (HALF * 4);
 #pragma unroll
-        for (int w = 0; w < CONSUMERS; w++) {
-            const float scale = power_of_two(m.outputs[w][g][HEAD] - top);
-            const float2 v = *reinterpret_cast<const float2*>(m.outputs[w][g] + channel);
-            sum += scale * m.outputs[w][g][HEAD + 1];
-            value.x += scale * v.x, value.y += scale * v.y;
-        }
-        if (alone) {
-            post_pair(args.scratch + args.attention + (part.head * group * HEAD + i) / 2, __fdividef(value.x, sum),
-                      __fdividef(value.y, sum), tag);
+                for (int n = 0; n < 2; n++) {
+                    const int column = n * 8 + t * 2;
+                    if constexpr (KIND == KV_Q8_0) {
+                        float2 key_scale = load_pair(scales + column * 4);
+                        value_scale[h][n] = load_pair(scales + (BLOCK + column) * 4);
+                        // From the newest position on.
+                        if (column >= newest) key_scale.x = fresh_scale.x, value_scale[h][n].x = fresh_scale.y;
+                        if (column + 1 >= newest) key_scale.y = fresh_scale.x, value_scale[h][n].y = fresh_scale.y;
+                        s[h][n].x *= key_scale.x * query_scale, s[h][n].y *= key_scale.y * query_scale;
+                    }
+                    if (column >= valid) s[h][n].x = -INFINITY;
+                    if (column + 1 >= valid) s[h][n].y = -INFINITY;
+                    top = fmaxf(top, fmaxf(s[h][n].x, s[h][n].y));
+                }
+            }
         } else {
-            float* const to = args.scratch + args.parts + ((part.head * group + g) * CONTEXT_PARTS + split) * PARTIAL;
-            post(to + channel, value.x, tag), post(to + channel + 1, value.y, tag);
-            if (channel == 0) post(to + HEAD, top, tag), post(to + HEAD + 1, sum, tag);
+#pragma unroll
+            for (int h = 0; h < HALVES; h++) s[h][0] = s[h][1] = make_float2(-INFINITY, -INFINITY);
+        }
+        top = quad_max(top);
+        if (t == 0 && row < MATES) m.tops[row][c.warp] = top;
+        c.sync();
+        const float before = highest;
+        highest = fmaxf(highest, over_warps(m.tops[mate], [](float a, float b) { return fmaxf(a, b); }));
+        float exponentials = 0, weight = 0;
+#pragma unroll
+        for (int i = 0; i < HALVES * 2; i++) {
+            const float2 score = s[i / 2][i % 2], scale = value_scale[i / 2][i % 2];
+            float p0 = power_of_two(score.x - highest), p1 = power_of_two(score.y - highest);
+            exponentials += p0 + p1;
+            if constexpr (KIND == KV_Q8_0) p0 *= scale.x, p1 *= scale.y;
+            uint32_t high, low;
+            split(p0, p1, high, low);
+            if constexpr (KIND == KV_Q8_0) {  // what is multiplied, not what was rounded to it: 128 times the difference would stay
+                const float2 a = __half22float2(halves(high)), b = __half22float2(halves(low));
+                weight += (a.x + b.x) + (a.y + b.y);
+            }
+            if (row < MATES) {
+                const int column = start + i * 8 + t * 2;
+                *reinterpret_cast<uint32_t*>(&m.weights[0][row][column]) = high;
+                *reinterpret_cast<uint32_t*>(&m.weights[1][row][column]) = low;
+            }
+        }
+        exponentials = quad_sum(exponentials);
+        if constexpr (KIND == KV_Q8_0) weight = quad_sum(weight);
+        if (t == 0 && row < MATES) {
+            m.totals[row][c.warp] = exponentials;
+            if constexpr (KIND == KV_Q8_0) m.sums[row][c.warp] = weight;
+        }
+        if (c.lane < turn.slots) turn.first.ahead(c.lane).wait_full();
+        c.sync();
+        const float rescale = power_of_two(before - highest);
+        auto add = [](float a, float b) { return a + b; };
+        total = total * rescale + over_warps(m.totals[mate], add);
+        if constexpr (KIND == KV_Q8_0) sum = sum * rescale + over_warps(m.sums[mate], add);
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) o[n][j] *= rescale;
+#pragma unroll
+        for (int i = 0; i < TURN; i += 4)
+            if (i * BLOCK < there) add_values(o, weights + i * (BLOCK * 2), turn, i, fresh[1], cached - i * BLOCK, c.warp, c.lane);
+        __syncwarp();
+        if (c.lane < turn.slots) turn.first.ahead(c.lane).release();
+        turn.take(c.ring, part.units - first - TURN);
+    }
+
+    if (row < MATES) {
+        const int head = part.head * MATES + row, channel = c.warp * 16 + (KIND == KV_BF16 ? 2 : 4) * t;
+        const float factor = alone ? __fdividef(1.0f, total) : 1.0f;
+        float v[2][2];  // by tile
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                v[n][j] = o[n][j] + o[n][j + 2];
+                if constexpr (KIND == KV_Q8_0) v[n][j] = v[n][j] * (1 / QUANT_SCALE) - 128 * sum;
+                v[n][j] *= factor;
+            }
+        // Two channels side by side, and the next two.
+        const float2 pairs[2] = {KIND == KV_BF16 ? make_float2(v[0][0], v[0][1]) : make_float2(v[0][0], v[1][0]),
+                                 KIND == KV_BF16 ? make_float2(v[1][0], v[1][1]) : make_float2(v[0][1], v[1][1])};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int at = channel + i * (KIND == KV_BF16 ? 8 : 2);
+            if (alone) {
+                post_pair(args.scratch + args.attention + (head * HEAD + at) / 2, pairs[i].x, pairs[i].y, qkv.tag);
+            } else {
+                float* const to = args.scratch + args.parts + (head * CONTEXT_PARTS + index) * PARTIAL;
+                post(to + at, pairs[i].x, qkv.tag), post(to + at + 1, pairs[i].y, qkv.tag);
+                if (i == 0 && c.warp == 0 && t == 0) post(to + HEAD, highest, qkv.tag), post(to + HEAD + 1, total, qkv.tag);
+            }
         }
     }
     __syncwarp();

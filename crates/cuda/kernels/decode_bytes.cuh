@@ -66,43 +66,44 @@ struct Vector {
     using C = Columns<T, K>;
     static constexpr bool NIBBLES = T != Q8_0;
     static constexpr int OPERANDS = (C::MINE + 1) / 2;
-    static constexpr int SCALES = C::MINE * UNIT * 2;       // bytes before the blocks' scales, with what they lack or their sums
-    static constexpr int REGION = SCALES + C::MINE * 2 * 8;
+    static constexpr int UNITS = C::template padded_units<PAIRS>();
+    static constexpr int SCALES = UNITS * UNIT * 2;         // bytes before the blocks' scales, with what they lack or their sums
+    static constexpr int REGION = SCALES + UNITS * 2 * 8;
     static constexpr bool HELD = C::MINE <= 24;  // in registers
     Operand<T> operands[HELD ? OPERANDS : 1];
     uint32_t at;
 
-    // Four columns a lane of the warp's units 2 `piece` and the next, which share a scale.
-    __device__ __forceinline__ void put(int lane, int piece, bool there, const float4& v) const {
-        const uint32_t most = __reduce_max_sync(0xffffffffu, there ? magnitude(v) : 0);
-        uint32_t high, low;
-        fixed_point(v, __fdividef(LARGEST, __uint_as_float(most)), high, low);
-        if (!there) return;
-        const int block = piece * 4 + lane / 8, j = lane % 8;
-        const uint32_t to = at + block * 64 + word(j);
-        store_shared(to, high), store_shared(to + 32, low);
-        if (j == 0) store_scale(block, __uint_as_float(most));
+    // Pieces `first` and on of ALL: four columns a lane of two of the warp's units, which share a scale.
+    template <int ALL, int N>
+    __device__ __forceinline__ void put(int lane, int first, const float4 (&v)[N]) const {
+        uint32_t most[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) most[i] = __reduce_max_sync(0xffffffffu, magnitude(v[i]));
+#pragma unroll
+        for (int i = 0; i < N && first + i < ALL; i++) {
+            const int block = (first + i) * 4 + lane / 8;
+            store_four(block, lane % 8, v[i], most[i]);
+            if (lane % 8 == 0) store_scale(block, most[i]);
+        }
     }
 
-    // Eight columns a lane of the warp's units 4 `piece` and the next three, which share a scale.
-    __device__ __forceinline__ void put(int lane, int piece, bool there, const uint4& v) const {
-        auto four = [](uint32_t x, uint32_t y) {
-            const float2 a = __half22float2(halves(x)), b = __half22float2(halves(y));
-            return make_float4(a.x, a.y, b.x, b.y);
-        };
-        const float4 p[2] = {four(v.x, v.y), four(v.z, v.w)};
-        const uint32_t most = __reduce_max_sync(0xffffffffu, there ? max(magnitude(p[0]), magnitude(p[1])) : 0);
-        const float by = __fdividef(LARGEST, __uint_as_float(most));
-        if (!there) return;
-        const int block = piece * 8 + lane / 4, j = lane % 4;
+    // The same of four units, eight columns a lane.
+    template <int ALL, int N>
+    __device__ __forceinline__ void put(int lane, int first, const uint4 (&v)[N]) const {
+        float4 p[N][2];
+        uint32_t most[N];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t high, low;
-            fixed_point(p[i], by, high, low);
-            const uint32_t to = at + block * 64 + word(2 * j + i);
-            store_shared(to, high), store_shared(to + 32, low);
+        for (int i = 0; i < N; i++) {
+            p[i][0] = four(v[i].x, v[i].y), p[i][1] = four(v[i].z, v[i].w);
+            most[i] = __reduce_max_sync(0xffffffffu, max(magnitude(p[i][0]), magnitude(p[i][1])));
         }
-        if (j == 0) store_scale(block, __uint_as_float(most));
+#pragma unroll
+        for (int i = 0; i < N && first + i < ALL; i++) {
+            const int block = (first + i) * 8 + lane / 4;
+#pragma unroll
+            for (int k = 0; k < 2; k++) store_four(block, lane % 4 * 2 + k, p[i][k], most[i]);
+            if (lane % 4 == 0) store_scale(block, most[i]);
+        }
     }
 
     // Takes the warp's columns from shared memory to where `get` finds them.
@@ -119,10 +120,10 @@ struct Vector {
             const int lack = -block_sum(e, t);
             uint32_t scale;
             load_shared(scale, scales(n, t));
-            x.scale = has(c, 2 * n + t / 2) ? __uint_as_float(scale) : 0.0f;
+            x.scale = __uint_as_float(scale);
             x.lack = lack, x.sum = -x.scale * lack;
             if constexpr (HELD) operands[n] = x;
-            else if (lane < 4 && has(c, 2 * n + t / 2)) store_shared(scales(n, t) + 4, T == Q4_1 ? __float_as_uint(x.sum) : x.lack);
+            else if (lane < 4) store_shared(scales(n, t) + 4, T == Q4_1 ? __float_as_uint(x.sum) : x.lack);
         }
         __syncwarp();
     }
@@ -133,18 +134,27 @@ struct Vector {
         fetch(x, c, n);
         uint32_t scale, second;
         load_shared(scale, second, scales(n, t));
-        const bool there = has(c, 2 * n + t / 2);
-        x.scale = there ? __uint_as_float(scale) : 0.0f;
-        x.lack = there ? second : 0, x.sum = there ? __uint_as_float(second) : 0.0f;
+        x.scale = __uint_as_float(scale), x.lack = second, x.sum = __uint_as_float(second);
         return x;
     }
 
 private:
-    static __device__ __forceinline__ bool has(const Consumer& c, int unit) { return C::has(c.warp, unit); }
-
     __device__ __forceinline__ uint32_t scales(int n, int t) const { return at + SCALES + n * 32 + t * 8; }
-    __device__ __forceinline__ void store_scale(int block, float most) const {
-        store_shared(at + SCALES + block * 8, __float_as_uint(most * (1 / LARGEST)));
+    __device__ __forceinline__ void store_scale(int block, uint32_t most) const {
+        store_shared(at + SCALES + block * 8, __float_as_uint(__uint_as_float(most) * (1 / LARGEST)));
+    }
+
+    // The four columns j of a block.
+    __device__ __forceinline__ void store_four(int block, int j, const float4& v, uint32_t most) const {
+        uint32_t high, low;
+        fixed_point(v, __fdividef(LARGEST, __uint_as_float(most)), high, low);
+        const uint32_t to = at + block * 64 + word(j);
+        store_shared(to, high), store_shared(to + 32, low);
+    }
+
+    static __device__ __forceinline__ float4 four(uint32_t x, uint32_t y) {
+        const float2 a = __half22float2(halves(x)), b = __half22float2(halves(y));
+        return make_float4(a.x, a.y, b.x, b.y);
     }
 
     // Where four columns lie in a block's part: beside those that the same lane multiplies.
@@ -159,9 +169,8 @@ private:
             const uint32_t even = __byte_perm(first, next, 0x5140);
             next = __byte_perm(first, next, 0x7362), first = even;
         }
-        const bool two = has(c, 2 * n + 1);
         x.b[0] = second ? 0 : first, x.b[1] = second ? 0 : next;
-        x.b[2] = second && two ? first : 0, x.b[3] = second && two ? next : 0;
+        x.b[2] = second ? first : 0, x.b[3] = second ? next : 0;
     }
 };
 

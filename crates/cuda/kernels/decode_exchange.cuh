@@ -51,23 +51,33 @@ __device__ __forceinline__ void post_pair(float* p, float x, float y, uint32_t t
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(tag_pair(x, y, tag)) : "memory");
 }
 
-__device__ __forceinline__ void load_posted(uint4& v, const float* p) {
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p)
-                 : "memory");
-}
 __device__ __forceinline__ void load_posted(float& v, const float* p) {
     asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
 }
 __device__ __forceinline__ void load_posted(float2& v, const float* p) {
     asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
 }
-__device__ __forceinline__ void load_posted(float4& v, const float* p) {
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(p)
-                 : "memory");
+__device__ __forceinline__ void load_posted_if(bool wanted, uint4& v, const float* p) {
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.u32 wanted, %5, 0;\n"
+        "@wanted ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+        : "l"(p), "r"(uint32_t(wanted))
+        : "memory");
+}
+__device__ __forceinline__ void load_posted_if(bool wanted, float4& v, const float* p) {
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.u32 wanted, %5, 0;\n"
+        "@wanted ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
+        : "l"(p), "r"(uint32_t(wanted))
+        : "memory");
 }
 
 // A wait that nothing can end is a fault: it ends the kernel, by a write to nowhere, instead of hanging the device. (With
@@ -117,35 +127,43 @@ __device__ __forceinline__ uint64_t evict_first() {
     return policy;
 }
 
-// A panel's lines: [128 bytes][rows][groups][layers].
+// What follows is done by one thread of a warp that is together.
+__device__ __forceinline__ void expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile(
+        "{\n"
+        ".reg .pred one;\n"
+        "elect.sync _|one, 0xffffffff;\n"
+        "@one mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n"
+        "}" ::"r"(barrier),
+        "r"(bytes)
+        : "memory");
+}
+
+// A panel's lines: [128 bytes][rows][groups][layers]; or 32 head rows of the cache: [128 bytes][rows][1 or 2][keys, values of layers].
 __device__ __forceinline__ void copy_lines(uint32_t to, const CUtensorMap* map, int row, int group, int layer, uint32_t barrier,
                                            uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], "
-        "[%6], %7;" ::"r"(to),
+        "{\n"
+        ".reg .pred one;\n"
+        "elect.sync _|one, 0xffffffff;\n"
+        "@one cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], "
+        "[%6], %7;\n"
+        "}" ::"r"(to),
         "l"(map), "r"(0), "r"(row), "r"(group), "r"(layer), "r"(barrier), "l"(policy)
         : "memory");
 }
 
-// Their scales: [words][rows][layers].
+// Their scales: [words][rows][layers]; or [head rows][keys, values of layers].
 __device__ __forceinline__ void copy_scales(uint32_t to, const CUtensorMap* map, int word, int row, int layer, uint32_t barrier,
                                             uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], "
-        "%6;" ::"r"(to),
+        "{\n"
+        ".reg .pred one;\n"
+        "elect.sync _|one, 0xffffffff;\n"
+        "@one cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], "
+        "%6;\n"
+        "}" ::"r"(to),
         "l"(map), "r"(word), "r"(row), "r"(layer), "r"(barrier), "l"(policy)
-        : "memory");
-}
-
-// 32 head rows of the cache: [128 bytes][rows][1 or 2].
-__device__ __forceinline__ void copy_rows(uint32_t to, const CUtensorMap* map, int row, uint32_t barrier, uint64_t policy) {
-    copy_scales(to, map, 0, row, 0, barrier, policy);
-}
-
-__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint64_t policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
 

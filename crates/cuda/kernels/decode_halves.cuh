@@ -44,25 +44,31 @@ struct Operand<F16> {
 template <int K, bool PAIRS>
 struct Vector<F16, K, PAIRS> {
     using C = Columns<F16, K>;
-    static constexpr int APART = C::MINE * UNIT * 2 + 16;  // bytes from the high parts to the low ones
+    static constexpr int APART = C::template padded_units<PAIRS>() * UNIT * 2 + 16;  // bytes from the high parts to the low ones
     static constexpr int REGION = 2 * APART;
     static constexpr bool HELD = C::MINE <= 24;  // in registers
     Operand<F16> operands[HELD ? C::MINE : 1];
     uint32_t at;
 
-    // Four columns a lane of the warp's units 2 `piece` and the next.
-    __device__ __forceinline__ void put(int lane, int piece, bool there, const float4& v) const {
-        uint2 high, low;
-        split(v.x, v.y, high.x, low.x), split(v.z, v.w, high.y, low.y);
-        if (!there) return;
-        const uint32_t to = at + lane * 8 + piece * 256;
-        store_shared(to, high.x, high.y), store_shared(to + APART, low.x, low.y);
+    // Pieces `first` and on of ALL: four columns a lane of two of the warp's units.
+    template <int ALL, int N>
+    __device__ __forceinline__ void put(int lane, int first, const float4 (&v)[N]) const {
+#pragma unroll
+        for (int i = 0; i < N && first + i < ALL; i++) {
+            uint2 high, low;
+            split(v[i].x, v[i].y, high.x, low.x), split(v[i].z, v[i].w, high.y, low.y);
+            const uint32_t to = at + lane * 8 + (first + i) * 256;
+            store_shared(to, high.x, high.y), store_shared(to + APART, low.x, low.y);
+        }
     }
 
-    // Eight columns a lane of the warp's units 4 `piece` and the next three.
-    __device__ __forceinline__ void put(int lane, int piece, bool there, const uint4& v) const {
-        if (there)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + lane * 16 + piece * 512), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+    // The same of four units, eight columns a lane.
+    template <int ALL, int N>
+    __device__ __forceinline__ void put(int lane, int first, const uint4 (&v)[N]) const {
+#pragma unroll
+        for (int i = 0; i < N && first + i < ALL; i++)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + lane * 16 + (first + i) * 512), "r"(v[i].x), "r"(v[i].y),
+                         "r"(v[i].z), "r"(v[i].w)
                          : "memory");
     }
 

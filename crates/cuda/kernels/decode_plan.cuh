@@ -18,16 +18,21 @@ constexpr int PARTIAL = HEAD + 4;                       // floats of a partial a
 constexpr int ROUND = 32;                               // panels of the head between two sums over the warps
 
 constexpr int UNIT = 64;                                // columns that a warp multiplies at a time
-constexpr int BOX_LINES = 16;                           // lines of each of a panel's rows in a slot, at most
+constexpr int WHOLE_LINES = 24;                         // rows of up to so many lines come as a whole
+constexpr int BOX_LINES = 16;                           // lines of each of a panel's rows in a slot otherwise, or some more
 constexpr int SLOTS = 32;                               // of the ring, at most
 
 // Bytes of a slot's data: swizzled boxes lie at multiples of a group.
 __device__ constexpr int padded(int bytes) { return (bytes + GROUP - 1) / GROUP * GROUP; }
 
-// A head's keys, or values, in one block of the cache; those with their scales, and their slot's data.
+// A head's keys, or values, in one block of the cache, and those with their scales. A slot has one block of fp16 or two of bytes: the
+// producer takes as long for a slot as 8 KB take to arrive.
 __device__ constexpr int rows_bytes(Kv kind) { return kind == KV_BF16 ? BLOCK * HEAD * 2 : BLOCK * HEAD; }
 __device__ constexpr int cache_bytes(Kv kind) { return 2 * (rows_bytes(kind) + (kind == KV_BF16 ? 0 : BLOCK * 4)); }
-__device__ constexpr int cache_slot(Kv kind) { return padded(cache_bytes(kind)); }
+__device__ constexpr int slot_blocks(Kv kind) { return kind == KV_BF16 ? 1 : 2; }
+__device__ constexpr int cache_slot(Kv kind) { return padded(slot_blocks(kind) * cache_bytes(kind)); }
+// Where the scales of a slot's first block lie, behind all keys and values; those of the next follow.
+__device__ constexpr int slot_scales(Kv kind) { return slot_blocks(kind) * 2 * rows_bytes(kind); }
 
 // The matrices of a step; all but the last in every layer.
 enum Matrix { QKV, OUT, GATE_UP, DOWN, VOCABULARY, MATRICES };
@@ -41,10 +46,10 @@ struct Deal {
     uint32_t arrivals;  // warps that publish results, in all blocks
 };
 
-// Boxes of 128 bytes x 8 rows x up to 16 lines of each matrix in its layers, the scales that belong to one, and boxes
-// of 32 head rows of the cache. Laid out by decode.rs, like what follows.
+// Boxes of 128 bytes x 8 rows x some lines of each matrix in its layers, the scales that belong to one, and boxes of 32 head rows of
+// the cache's keys and values with theirs. Laid out by decode.rs, like what follows.
 struct DecodeMaps {
-    CUtensorMap quants[MATRICES], scales[MATRICES], cache;
+    CUtensorMap quants[MATRICES], scales[MATRICES], cache, cache_scales;
 };
 
 struct DecodeArgs {
@@ -72,7 +77,7 @@ struct DecodeArgs {
     // Shared memory, in bytes from its 1,024-aligned start: the ring's data, then the rest.
     int ring, vector, sums, fixed;
     int sum_rows;                  // of each warp's sums
-    int flying, hurried;           // bytes that are on their way to a block at once, at most, and for one that lags behind
+    int flying, hurried;           // slots of weights that are on their way to a block at once, at most, and for one that lags behind
     int early;                     // arrivals that a vector's readers do not wait for
 };
 
@@ -88,11 +93,22 @@ struct Format {
     static constexpr int WORDS = T == F16 ? 0 : COLUMNS / 64 * Layout<T>::SCALES;  // of a line's scales
 };
 
+// Lines of a chunk of a row of `lines`, a multiple of `evenly`: those that leave the least of the last chunk empty.
+__device__ constexpr int box_lines(int lines, int evenly) {
+    int best = BOX_LINES;
+    auto covered = [&](int box) { return (lines + box - 1) / box * box; };
+    for (int box = BOX_LINES + evenly; box <= WHOLE_LINES; box += evenly)
+        if (covered(box) < covered(best)) best = box;
+    return best;
+}
+
 // How a panel of K columns comes: in chunks of BOX lines, of which unit i belongs to warp i % CONSUMERS.
 template <Type T, int K>
 struct Columns {
     static constexpr int LINES = K / Format<T>::COLUMNS;
-    static constexpr int BOX = LINES < BOX_LINES ? LINES : BOX_LINES;
+    // So many lines are as many operands of every warp (decode_product.cuh).
+    static constexpr int EVENLY = (T == F16 ? 1 : 2) * CONSUMERS * UNIT / Format<T>::COLUMNS;
+    static constexpr int BOX = LINES <= WHOLE_LINES ? LINES : box_lines(LINES, EVENLY);
     static constexpr int CHUNKS = (LINES + BOX - 1) / BOX;
     // Words of a row of scales in a slot; the four more than needed spread the rows over the banks.
     static constexpr int PITCH = BOX * Format<T>::WORDS + 4;
@@ -103,7 +119,13 @@ struct Columns {
     static constexpr int MINE = (UNITS + CONSUMERS - 1) / CONSUMERS;                    // of a warp, at most
     static constexpr int CHUNK_MINE = (CHUNK_UNITS + CONSUMERS - 1) / CONSUMERS;
     static constexpr bool EVEN = UNITS % CONSUMERS == 0;                                // all warps have as many
-    static_assert(K % Format<T>::COLUMNS == 0 && (CHUNKS == 1 || CHUNK_UNITS % CONSUMERS == 0));
+    static_assert(K % Format<T>::COLUMNS == 0 && (CHUNKS == 1 || BOX % EVENLY == 0));
+    // Units of a warp that a vector has room for: whole loads of 16 bytes a lane, of pairs of fp16 or of floats.
+    template <bool PAIRS>
+    static __device__ constexpr int padded_units() {
+        constexpr int EACH = PAIRS ? 4 : 2;
+        return (MINE + EACH - 1) / EACH * EACH;
+    }
     // Whether a warp has its n-th unit.
     static __device__ bool has(int warp, int n) { return n < MINE && (EVEN || CONSUMERS * n + warp < UNITS); }
     // Units of a warp in a chunk.
@@ -154,7 +176,6 @@ struct Ring {
     int bytes;                            // of data in all
     int at;                               // where the next slot's data may begin
     uint32_t passed;                      // slots before it
-    static constexpr int FEW = 4;
 
     // The data of the next slot, `size` bytes in one piece.
     __device__ uint32_t data(int size) {
@@ -171,53 +192,53 @@ struct Ring {
     __device__ void wait_full() const { barrier_wait(full(), parity()); }
     __device__ void wait_empty() const { barrier_wait(empty(), parity()); }
     __device__ void release() const { barrier_arrive(empty()); }
-    // Whether the consumers have left at most FEW slots, seen from the producer.
-    __device__ bool nearly_empty() const {
-        return passed < FEW || barrier_passed(ahead(-FEW).empty(), ahead(-FEW).parity());
-    }
+    __device__ bool given_back() const { return barrier_passed(empty(), parity()); }
 };
 
-// ---- producer, a single thread
+// ---- producer, a warp of which one thread copies
+
+// How many slots may be on their way, and how many while the consumers have few left: others may wait for such a block. More would
+// lengthen the queues that the exchanges stand in.
+struct Pace {
+    int flying, hurried;
+    static constexpr int FEW = 4;  // slots left, those on their way included
+};
 
 struct Producer {
-    Ring ring, behind, held;  // `behind` is the oldest slot that may still be on its way, `held` the oldest that was not given back
-    int flying, used;         // bytes on their way, or not known to have arrived; bytes of data that are not free
-    int* coming;              // [SLOTS] bytes of each slot's copy
-    int* taken;               // [SLOTS] bytes of data that it takes, with those left out before it
+    Ring ring, held;  // `held` is the oldest slot that was not given back
+    int room;         // bytes of data that are free
+    int* taken;       // [SLOTS] bytes of data that a slot takes, with those left out before it
     uint64_t policy;
     const DecodeArgs& args;
     const DecodeMaps& maps;
 
-    // The next slot's data, whose copies bring `count` bytes. More of them at once would lengthen the queues that the exchanges
-    // stand in; but a block whose consumers have little left is one that others may wait for, so it may ask for more.
-    __device__ uint32_t begin(int count, int size) {
-        const int most = ring.nearly_empty() ? args.hurried : args.flying;
-        while (behind.passed != ring.passed && (flying + count > most || ring.passed - behind.passed == SLOTS)) {
-            behind.wait_full();
-            flying -= coming[behind.passed % SLOTS];
-            behind.passed++;
-        }
+    // The next slot's data, whose copies bring `bytes`.
+    __device__ uint32_t begin(int bytes, int size, const Pace& pace) {
+        const bool hurry = ring.passed < pace.FEW || ring.ahead(-pace.FEW).given_back();
+        const int most = hurry ? pace.hurried : pace.flying;
+        if (ring.passed >= most) ring.ahead(-most).wait_full();
         const int before = ring.at, slot = ring.passed % SLOTS;
         const uint32_t data = ring.data(size);
         const int takes = size + (ring.at < before ? ring.bytes - before : 0);
-        while (used + takes > ring.bytes || ring.passed - held.passed == SLOTS) {
+        while (room < takes || ring.passed - held.passed == SLOTS) {
+            const int freed = taken[held.passed % SLOTS];
             held.wait_empty();
-            used -= taken[held.passed % SLOTS];
-            held.passed++;
+            room += freed, held.passed++;
         }
-        flying += count, used += takes;
-        coming[slot] = count, taken[slot] = takes;
-        barrier_expect(ring.full(), count);
+        room -= takes, taken[slot] = takes;
+        expect(ring.full(), bytes);
         return data;
     }
 
     // A block's share of a matrix of K columns, in units of EACH panels.
     template <Type T, int K, int EACH = 1>
-    __device__ void stream(int matrix, int layer, Share share) {
+    __device__ void stream(int matrix, int layer, Share share, const Pace& pace) {
         using C = Columns<T, K>;
+#pragma unroll 1
         for (int panel = share.first * EACH; panel < (share.first + share.count) * EACH; panel++)
+#pragma unroll 1
             for (int c = 0; c < C::CHUNKS; c++) {
-                const uint32_t data = begin(C::QUANTS + C::SCALES, C::SLOT);
+                const uint32_t data = begin(C::QUANTS + C::SCALES, C::SLOT, pace);
                 copy_lines(data, &maps.quants[matrix], panel * PANEL, c * C::BOX, layer, ring.full(), policy);
                 if constexpr (T != F16)
                     copy_scales(data + C::QUANTS, &maps.scales[matrix], c * C::BOX * Format<T>::WORDS, panel * PANEL, layer,
@@ -226,17 +247,24 @@ struct Producer {
             }
     }
 
-    // The keys and values of a head in one block of the cache.
-    __device__ void stream_cache(int layer, int block, int head) {
-        const Kv kind = Kv(args.kv);
-        const uint32_t data = begin(cache_bytes(kind), cache_slot(kind));
-        for (int v = 0; v < 2; v++) {
-            size_t row = cache_row((2 * layer + v) * args.blocks + block, head);
-            copy_rows(data + v * rows_bytes(kind), &maps.cache, row, ring.full(), policy);
-            if (kind != KV_BF16)
-                bulk_load(data + 2 * rows_bytes(kind) + v * BLOCK * 4, args.pool.scales + row, BLOCK * 4, ring.full(), policy);
+    // The keys and values of a head in some blocks of the cache.
+    template <Kv KIND>
+    __device__ void stream_cache(int layer, const int* table, Share units, int head) {
+        const Pace pace{3, 5};  // long runs, whatever the model
+#pragma unroll 1
+        for (int u = 0; u < units.count; u += slot_blocks(KIND)) {
+            const int count = min(slot_blocks(KIND), units.count - u);
+            const uint32_t data = begin(count * cache_bytes(KIND), cache_slot(KIND), pace);
+#pragma unroll
+            for (int i = 0; i < slot_blocks(KIND); i++) {
+                if (i >= count) break;
+                const int row = cache_row(table[units.first + u + i], head);
+                copy_lines(data + i * 2 * rows_bytes(KIND), &maps.cache, row, 0, 2 * layer, ring.full(), policy);
+                if constexpr (KIND == KV_Q8_0)
+                    copy_scales(data + slot_scales(KIND) + i * 2 * BLOCK * 4, &maps.cache_scales, row, 2 * layer, 0, ring.full(), policy);
+            }
+            ring.advance(cache_slot(KIND));
         }
-        ring.advance(cache_slot(kind));
     }
 };
 
@@ -246,19 +274,22 @@ __device__ void produce(Producer& p, Dealer dealer, int position, const int* tab
     const DecodeArgs& args = p.args;
     const Context context(position);
     const int parts = KV_HEADS * context.splits;
+    const Pace pace{args.flying, args.hurried};
     for (int layer = 0; layer < args.layers; layer++) {
-        p.stream<T, M::HIDDEN>(QKV, layer, dealer.share(args.deals[QKV]));
+        p.stream<T, M::HIDDEN>(QKV, layer, dealer.share(args.deals[QKV]), pace);
         int part = dealer.rank(parts);
         if (part < parts) {
             const Share units = context.share(part / KV_HEADS);
-            for (int u = units.first; u < units.first + units.count; u++) p.stream_cache(layer, table[u], part % KV_HEADS);
+            if (args.kv == KV_BF16) p.template stream_cache<KV_BF16>(layer, table, units, part % KV_HEADS);
+            else p.template stream_cache<KV_Q8_0>(layer, table, units, part % KV_HEADS);
         }
         if (context.splits > 1) dealer.rank(M::HEADS);
-        p.stream<T, M::Q>(OUT, layer, dealer.share(args.deals[OUT]));
-        p.stream<T, M::HIDDEN, 2>(GATE_UP, layer, dealer.share(args.deals[GATE_UP]));
-        p.stream<T, M::FFN>(DOWN, layer, dealer.share(args.deals[DOWN]));
+        p.stream<T, M::Q>(OUT, layer, dealer.share(args.deals[OUT]), pace);
+        p.stream<T, M::HIDDEN, 2>(GATE_UP, layer, dealer.share(args.deals[GATE_UP]), pace);
+        p.stream<T, M::FFN>(DOWN, layer, dealer.share(args.deals[DOWN]), pace);
     }
-    p.stream<H, M::HIDDEN>(VOCABULARY, 0, dealer.share(args.deals[VOCABULARY]));
+    // Nothing is exchanged any more.
+    p.stream<H, M::HIDDEN>(VOCABULARY, 0, dealer.share(args.deals[VOCABULARY]), {SLOTS - 1, SLOTS - 1});
 }
 
 #endif

@@ -56,8 +56,7 @@ struct Input {
         for (int first = 0; first < PIECES; first += TURN) {
             uint4 x[TURN];
             await_pieces(c, first, unit, posted, x, [&](const uint4& v) { return tagged_pairs(v, from.tag); });
-#pragma unroll
-            for (int j = 0; j < TURN; j++) vector.put(lane, first + j, C::has(c.warp, EACH * (first + j) + unit), x[j]);
+            vector.template put<PIECES>(lane, first, x);
         }
         __syncwarp();
         vector.hold(c, lane);
@@ -71,8 +70,10 @@ struct Input {
         const int column = c.warp * UNIT + lane % 16 * 4 + unit * (8 * UNIT);
         float4 weights[PIECES];
 #pragma unroll
-        for (int j = 0; j < PIECES; j++)
+        for (int j = 0; j < PIECES; j++) {
+            weights[j] = make_float4(0, 0, 0, 0);
             if (C::has(c.warp, EACH * j + unit)) weights[j] = __ldg(reinterpret_cast<const float4*>(norm + column + j * 16 * UNIT));
+        }
         c.await(from.counter, from.arrivals);
         vector.at = shared_address(c.vector) + c.warp * vector.REGION;
         float squares = 0;
@@ -82,37 +83,37 @@ struct Input {
             await_pieces(c, first, unit, from.posted + column, x, [&](const float4& v) { return tagged(v, from.tag); });
 #pragma unroll
             for (int j = 0; j < TURN; j++) {
-                const int piece = first + j;
-                const bool there = C::has(c.warp, EACH * piece + unit);
-                float4 v = x[j];
-                const float4 w = weights[piece < PIECES ? piece : 0];
-                if (there) squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+                float4& v = x[j];
+                const float4 w = weights[first + j < PIECES ? first + j : 0];
+                squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
                 v.x *= w.x, v.y *= w.y, v.z *= w.z, v.w *= w.w;
                 v.x *= scale, v.y *= scale, v.z *= scale, v.w *= scale;
-                vector.put(lane, piece, there, v);
             }
+            vector.template put<PIECES>(lane, first, x);
         }
         __syncwarp();
         vector.hold(c, lane);
         return squares;
     }
 
-    // Pieces `first` and on of the vector, read until they are what is awaited. A piece of four words is 8 x EACH units further.
+    // Pieces `first` and on of the vector, read until they are what is awaited; zeros where the warp has none. A piece of four words is
+    // 8 x EACH units further.
     template <class Piece, class Awaited>
     static __device__ __forceinline__ void await_pieces(const Consumer& c, int first, int unit, const float* posted, Piece (&x)[TURN], Awaited awaited) {
         constexpr int APART = 8 * EACH * UNIT / (PAIRS ? 2 : 1);
+        bool missing[TURN];
 #pragma unroll
-        for (int j = 0; j < TURN; j++)
-            if (C::has(c.warp, EACH * (first + j) + unit)) load_posted(x[j], posted + (first + j) * APART);
+        for (int j = 0; j < TURN; j++) x[j] = Piece{}, missing[j] = C::has(c.warp, EACH * (first + j) + unit);
         Patience patience;
         for (bool again = true; again;) {
             again = false;
 #pragma unroll
-            for (int j = 0; j < TURN; j++)
-                if (C::has(c.warp, EACH * (first + j) + unit) && !awaited(x[j])) {
-                    load_posted(x[j], posted + (first + j) * APART);
-                    again = true;
-                }
+            for (int j = 0; j < TURN; j++) load_posted_if(missing[j], x[j], posted + (first + j) * APART);
+#pragma unroll
+            for (int j = 0; j < TURN; j++) {
+                missing[j] &= !awaited(x[j]);
+                again |= missing[j];
+            }
             patience.spend();
         }
         __syncwarp();

@@ -22,7 +22,8 @@ const CONSUMERS: usize = 8;
 const LINE: usize = 128;
 /// Rows that are multiplied together.
 const PANEL: usize = 8;
-/// Lines of each of a panel's rows in a slot, at most.
+/// Rows of up to so many lines come as a whole; otherwise so many lines, or some more, of each of a panel's rows come in a slot.
+const WHOLE_LINES: usize = 24;
 const BOX_LINES: usize = 16;
 /// Columns that a warp multiplies at a time.
 const UNIT: usize = 64;
@@ -35,14 +36,19 @@ const PARTS: usize = 16;
 const PARTIAL: usize = HEAD_DIM + 4;
 /// Hidden widths up to this make short vectors and phases: words are read earlier and fewer bytes are on their way.
 const SHORT: usize = 1024;
+/// Slots of a layer's weights on their way to a block, at most, and the same for a block that lags behind: of a model with short vectors,
+/// of quants, and of fp16. More would lengthen the queues that the exchanges stand in.
+const SHORT_FLYING: (i32, i32) = (1, 2);
+const QUANTS_FLYING: (i32, i32) = (2, 4);
+const HALVES_FLYING: (i32, i32) = (3, 5);
 /// Rows of the head between two sums over the warps.
 const ROUND_ROWS: usize = 32 * PANEL;
 /// Words of the counters of a layer: six exchanges, each counted on four lines.
 const LAYER_COUNTERS: usize = 6 * 4 * 32;
 /// Slots of the ring, at most.
 const SLOTS: usize = 32;
-/// Rotations, sums of squares, sizes of the slots' copies and data, and barriers.
-const FIXED: usize = 512 + 32 + 2 * 4 * SLOTS + 2 * 8 * SLOTS;
+/// Rotations, sums of squares, sizes of the slots, and barriers.
+const FIXED: usize = 512 + 32 + 4 * SLOTS + 2 * 8 * SLOTS;
 
 /// The matrices of a step, in the kernel's order.
 const MATRICES: usize = 5;
@@ -64,6 +70,7 @@ struct Maps {
     quants: [TensorMap; MATRICES],
     scales: [TensorMap; MATRICES],
     cache: TensorMap,
+    cache_scales: TensorMap,
 }
 
 /// As the kernel takes them.
@@ -180,8 +187,14 @@ impl Decode {
             quants: each(&matrices, |i, m| quants_map(m, strides.quants[i], spec))?,
             scales: each(&matrices, |i, m| scales_map(m, strides.scales[i], spec))?,
             cache: cache_map(spec, &around)?,
+            cache_scales: cache_scales_map(spec, &around)?,
         };
         let counters_at = memory.address() + vectors as u64;
+        let (flying, hurried) = match kind {
+            _ if spec.hidden <= SHORT => SHORT_FLYING,
+            Kind::F16 => HALVES_FLYING,
+            _ => QUANTS_FLYING,
+        };
         let arguments = Arguments {
             deals: std::array::from_fn(|i| Deal::of(matrices[i], i, multiprocessors)),
             embedding: [weights.embedding.quants, weights.embedding.scales],
@@ -214,8 +227,8 @@ impl Decode {
             sums: layout.sums as i32,
             fixed: layout.fixed as i32,
             sum_rows: layout.sum_rows as i32,
-            flying: flying(&matrices, spec.hidden) as i32,
-            hurried: hurried(&matrices, spec.hidden) as i32,
+            flying,
+            hurried,
             early: if spec.hidden <= SHORT { 64 } else { 32 },
         };
         function.allow_shared(SHARED as u32)?;
@@ -250,22 +263,6 @@ impl Decode {
         };
         Ok(self.multiprocessors)
     }
-}
-
-/// Bytes on their way to a block, at most: a few full slots. More would lengthen the queues that the exchanges stand in, and short
-/// phases gain more from short queues than they lose in bandwidth.
-fn flying(matrices: &[&Projection; MATRICES], hidden: usize) -> usize {
-    let slots = if hidden <= SHORT { 2 } else { 3 };
-    slots * widest_slot(matrices)
-}
-
-/// The same for a block that lags behind.
-fn hurried(matrices: &[&Projection; MATRICES], hidden: usize) -> usize {
-    flying(matrices, hidden) + 2 * widest_slot(matrices)
-}
-
-fn widest_slot(matrices: &[&Projection; MATRICES]) -> usize {
-    matrices.iter().map(|m| slot_bytes(m)).max().unwrap_or_default()
 }
 
 /// Panels of a unit of work: gate and up rows are dealt out in pairs.
@@ -337,21 +334,23 @@ fn row_sizes(p: &Projection) -> (usize, usize) {
     (p.cols / 32 * quants, p.cols / 32 * scales / 4)
 }
 
-/// Lines of a row in a slot.
+/// Lines of a row in a slot: the whole row, or those that leave the least of its last slot empty. So many lines are as many operands of
+/// every warp, of one unit in fp16 and of two in quants.
 fn box_lines(p: &Projection) -> usize {
-    (row_sizes(p).0 / LINE).min(BOX_LINES)
+    let lines = row_sizes(p).0 / LINE;
+    if lines <= WHOLE_LINES {
+        return lines;
+    }
+    let units = if p.kind == Kind::F16 { 1 } else { 2 };
+    let evenly = units * CONSUMERS * UNIT * lines / p.cols;
+    let covered = |&lines_of_box: &usize| lines.next_multiple_of(lines_of_box);
+    (BOX_LINES..=WHOLE_LINES).step_by(evenly).min_by_key(covered).unwrap_or(BOX_LINES)
 }
 
 /// Words of a row of scales in a slot; the four beyond the box's spread the rows over the banks.
 fn scales_pitch(p: &Projection) -> usize {
     let (quants, scales) = row_sizes(p);
     scales * LINE / quants * box_lines(p) + 4
-}
-
-/// Bytes of a slot of quants and their scales.
-fn slot_bytes(p: &Projection) -> usize {
-    let scales = if row_sizes(p).1 == 0 { 0 } else { PANEL * scales_pitch(p) * 4 };
-    box_lines(p) * PANEL * LINE + scales
 }
 
 fn quants_map(p: &Projection, stride: u64, spec: &Spec) -> Result<TensorMap> {
@@ -383,16 +382,34 @@ fn scales_map(p: &Projection, stride: u64, spec: &Spec) -> Result<TensorMap> {
     )
 }
 
+/// A head's keys and values of one block of the cache at once.
 fn cache_map(spec: &Spec, around: &Surroundings) -> Result<TensorMap> {
-    let rows = 2 * spec.layers * around.blocks * BLOCK_ROWS;
+    let (rows, planes) = (around.blocks * BLOCK_ROWS, 2 * spec.layers);
     let lines = if around.kv == KvKind::Bf16 { 2 } else { 1 };
+    let row_bytes = LINE as u64 * lines;
     TensorMap::tensor(
         around.pool.values,
         Element::U8,
-        &[LINE as u64, rows as u64, lines],
-        &[LINE as u64 * lines, LINE as u64],
-        &[LINE as u32, engine::batch::BLOCK as u32, lines as u32],
+        &[LINE as u64, rows as u64, lines, planes as u64],
+        &[row_bytes, LINE as u64, rows as u64 * row_bytes],
+        &[LINE as u32, engine::batch::BLOCK as u32, lines as u32, 2],
         true,
+        PROMOTION,
+    )
+}
+
+fn cache_scales_map(spec: &Spec, around: &Surroundings) -> Result<TensorMap> {
+    if around.kv == KvKind::Bf16 {
+        return cache_map(spec, around); // not used
+    }
+    let (rows, planes) = (around.blocks * BLOCK_ROWS, 2 * spec.layers);
+    TensorMap::tensor(
+        around.pool.scales,
+        Element::F32,
+        &[rows as u64, planes as u64, 1],
+        &[rows as u64 * 4, (planes * rows) as u64 * 4],
+        &[engine::batch::BLOCK as u32, 2, 1],
+        false,
         PROMOTION,
     )
 }
@@ -412,7 +429,7 @@ impl Layout {
         let group = spec.heads / KV_HEADS;
         let (mut vector, mut sum_rows) = (attention_bytes(group), ROUND_ROWS);
         for (i, p) in matrices.iter().enumerate() {
-            let units = (p.cols / UNIT).div_ceil(CONSUMERS); // of a warp
+            let units = (p.cols / UNIT).div_ceil(CONSUMERS).next_multiple_of(4); // of a warp, with padding
             // High and low parts in fp16, or in bytes and a scale for each block of 32 with what belongs to it.
             let region = match p.kind {
                 Kind::F16 => 2 * (units * UNIT * 2 + 16),
@@ -445,8 +462,9 @@ impl Layout {
 
 /// What attention keeps where the vectors of the products lie in other phases (`AttentionMemory`).
 fn attention_bytes(group: usize) -> usize {
-    let (outputs, queries) = (CONSUMERS * group * PARTIAL * 4, 2 * group * (HEAD_DIM + 8) * 2);
-    outputs + queries + 2 * HEAD_DIM * 2 + (2 + group).next_multiple_of(4) * 4
+    let positions = CONSUMERS * 32;
+    let rows = 2 * group * (HEAD_DIM + 8 + positions + 8) + 2 * HEAD_DIM;
+    2 * rows + 4 * (3 * group * CONSUMERS + 2 + group).next_multiple_of(4)
 }
 
 /// An array whose elements may fail.
@@ -465,6 +483,12 @@ fn each(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bytes of a slot of quants and their scales.
+    fn slot_bytes(p: &Projection) -> usize {
+        let scales = if row_sizes(p).1 == 0 { 0 } else { PANEL * scales_pitch(p) * 4 };
+        box_lines(p) * PANEL * LINE + scales
+    }
 
     /// Every checkpoint of the registry in every type leaves room for enough slots, and chunks cover whole rows.
     #[test]
@@ -500,7 +524,7 @@ mod tests {
                     let (bytes, _) = row_sizes(m);
                     assert!(bytes.is_multiple_of(LINE) && scales_pitch(m) <= 256);
                     let units = box_lines(m) * (m.cols * LINE / bytes) / UNIT;
-                    assert!(bytes / LINE <= BOX_LINES || units.is_multiple_of(CONSUMERS));
+                    assert!(bytes / LINE <= WHOLE_LINES || units.is_multiple_of(CONSUMERS));
                     // Every unit has an owner, and every warp that publishes is awaited.
                     let deal = Deal::of(m, i, 132);
                     assert_eq!(132 * deal.base + deal.rest, deal.units);
@@ -508,11 +532,11 @@ mod tests {
                 }
                 let layout = Layout::of(&matrices.each_ref(), spec, 132);
                 let cached = 2 * engine::batch::BLOCK * HEAD_DIM * 2;
-                let widest = widest_slot(&matrices.each_ref()).max(cached) + 1024;
+                let widest = matrices.each_ref().map(slot_bytes).into_iter().max();
+                let widest = widest.unwrap().max(cached) + 1024;
                 assert!(4 * widest <= layout.ring, "{}: {layout:?}", checkpoint.id);
                 assert!(1024 + layout.fixed + FIXED <= SHARED);
                 assert!(layout.sum_rows / 2 <= CONSUMERS * 32);
-                assert!(hurried(&matrices.each_ref(), spec.hidden) <= layout.ring);
             }
         }
     }
