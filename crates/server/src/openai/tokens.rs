@@ -41,9 +41,15 @@ fn read_text(engine: &Engine, body: &[u8]) -> Result<Value> {
             };
             conversation.render(engine.card.variant)?.encode(tokenizer)
         }
-        (given, _) => {
-            let found = if given.is_some() { "both" } else { "neither" };
-            return Err(ApiError::field("prompt", "either it or messages", found));
+        (Some(_), Some(_)) => {
+            return Err(ApiError::field("prompt", "either it or messages", "both"));
+        }
+        (None, None) => {
+            // Another server's name for it says more than that it is missing.
+            fields.ignore(&["tools", "add_generation_prompt", "enable_thinking"]);
+            fields.ignore(&["return_token_strs"]);
+            fields.finish()?;
+            return Err(ApiError::field("prompt", "either it or messages", "neither"));
         }
     };
     let with_pieces = fields.boolean("return_token_strs")?.unwrap_or(false);
