@@ -156,6 +156,8 @@ pub struct Answers {
 /// What is known of one answer.
 struct Reader {
     choice: usize,
+    /// The field that asked for a format.
+    format: Option<String>,
     splitter: Splitter,
     started: Instant,
     last_token: Option<Instant>,
@@ -196,6 +198,7 @@ impl Answers {
         while let Some((index, ask)) = asks.next() {
             let Rules { grammar, budget, one_call } = &ask.rules;
             let guided = grammar.is_some() || budget.is_some() || *one_call;
+            let format = grammar.as_ref().map(|grammar| grammar.field.clone());
             let tokenizer = engine.card.tokenizer;
             let end = engine.card.stops[0];
             let guide = guided.then(|| Guide::new(ask.rules, ask.begin, tokenizer, end));
@@ -212,6 +215,7 @@ impl Answers {
             choices.push(request);
             readers.push(Reader {
                 choice: ask.choice,
+                format,
                 splitter: ask.splitter,
                 started: Instant::now(),
                 last_token: None,
@@ -320,7 +324,7 @@ impl Reader {
             }
             FinishReason::Constraint(why) => {
                 let message = format!("the required format cannot be followed further: {why}");
-                return Err(ApiError::invalid(message));
+                return Err(ApiError { param: self.format.clone(), ..ApiError::invalid(message) });
             }
             FinishReason::Error(why) => return Err(ApiError::internal(why)),
         };

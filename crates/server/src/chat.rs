@@ -166,9 +166,11 @@ impl Chat {
             let expected = "an answer from its beginning";
             return Err(ApiError::field(field, expected, "one to be continued"));
         }
-        let compile = |(lark, field): (String, String)| engine.grammars.compile(lark, &field);
+        let compile = |(lark, field): (String, String)| {
+            engine.grammars.compile(lark, &field).map(|matcher| Grammar { matcher, field })
+        };
         let rules = Rules {
-            grammar: grammar.map(compile).transpose()?.map(Grammar),
+            grammar: grammar.map(compile).transpose()?,
             budget: self.budget,
             one_call: !self.parallel_calls && !offered.is_empty(),
         };

@@ -537,3 +537,20 @@ fn hidden_tokens_take_no_room() {
     assert_eq!(answer["choices"][0]["text"], " red");
     assert_eq!(answer["choices"][0]["logprobs"]["text_offset"], json!([0, 0]));
 }
+
+/// Some schemas turn out to be too large only behind the first token.
+#[test]
+fn a_format_that_fails_late_is_named() {
+    let server = serve(Box::new(|_| None));
+    let properties: Map<String, Value> =
+        (0..5000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
+    let response = server.post(CHAT, json!({
+        "messages": [{"role": "user", "content": "Q"}], "enable_thinking": false,
+        "max_tokens": 20,
+        "response_format": {"type": "json_schema", "json_schema": {
+            "schema": {"type": "object", "properties": properties, "additionalProperties": false},
+        }},
+    }));
+    assert_eq!(response.status, 400, "{}", response.text());
+    assert_eq!(response.json()["error"]["param"], "response_format.json_schema.schema");
+}
