@@ -546,7 +546,9 @@ fn a_format_that_fails_late_is_named() {
         (0..5000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
     let response = server.post(CHAT, json!({
         "messages": [{"role": "user", "content": "Q"}], "enable_thinking": false,
-        "max_tokens": 20,
+        "max_tokens": 20, "seed": 0,
+        // An empty object is the one answer that is over before the schema is.
+        "logit_bias": {ids("{}")[0].to_string(): -100},
         "response_format": {"type": "json_schema", "json_schema": {
             "schema": {"type": "object", "properties": properties, "additionalProperties": false},
         }},
