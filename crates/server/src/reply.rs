@@ -58,7 +58,12 @@ impl Events {
 
 /// A response with a JSON body.
 pub fn json_body(value: &Value) -> Response {
-    ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+    json_text(value.to_string())
+}
+
+/// A response with a body that is JSON already.
+pub fn json_text(text: String) -> Response {
+    ([(CONTENT_TYPE, "application/json")], text).into_response()
 }
 
 /// Sends the answers as the request wants them.

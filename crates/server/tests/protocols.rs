@@ -442,6 +442,8 @@ fn small_endpoints() {
     assert_eq!(server.get("/v1/models/other").status, 404);
     let tokens = server.ok("/tokenize", json!({"prompt": "Hello world"}))["tokens"].clone();
     assert_eq!(tokens, json!([9707, 1879]));
+    let spelt = json!({"prompt": "Hello world", "return_token_strs": true});
+    assert_eq!(server.ok("/tokenize", spelt)["token_strs"], json!(["Hello", " world"]));
     assert_eq!(server.ok("/detokenize", json!({"tokens": tokens}))["prompt"], "Hello world");
     server.refused("/detokenize", json!({"tokens": [999_999]}));
     let api = server.get("/openapi.json").json();
@@ -503,7 +505,7 @@ fn a_full_server_says_so() {
     let many = server.refused("/v1/completions", json!({"prompt": "x", "n": 3}));
     assert!(many.starts_with("n: expected at most 2"), "{many}");
     // Of three prompts two had a place: they are cancelled, which takes the engine a step, and counted.
-    server.refused("/v1/completions", json!({"prompt": ["x", "y", "z"]}));
+    server.refused("/v1/completions", json!({"prompt": ["x", "y", "z"], "max_tokens": 3000}));
     let metrics = server.get("/metrics");
     assert!(metrics.text().contains("finished_reason=\"abort\"} 2\n"), "{}", metrics.text());
     let two = || server.post("/v1/completions", json!({"prompt": "x", "n": 2})).status;
