@@ -10,21 +10,13 @@ use model::{Checkpoint, Variant};
 use server::{Card, Config, Loaded, Server};
 use text::Tokenizer;
 
-const PATHS: [&str; 7] = [
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/tokenize",
-    "/detokenize",
-];
 const CONTEXT: usize = 256;
 
 /// Input: a digit that names the endpoint, then the body.
 pub fn run(data: &[u8]) {
     let Some((first, body)) = data.split_first() else { return };
-    let path = PATHS[usize::from(*first) % PATHS.len()];
+    let paths = server::endpoints();
+    let path = paths[usize::from(first.wrapping_sub(b'0')) % paths.len()];
     let mut stream = TcpStream::connect(address()).expect("connect");
     let head = format!(
         "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::StatusCode;
-use engine::Choice;
 use engine::request::{Event, FinishReason, Finished, Timings, Usage};
+use engine::{Choice, SubmitError};
 use text::chat::ToolCall;
 use text::thinking::Parts;
 use text::tool_calls::Event as Said;
@@ -156,6 +156,8 @@ pub struct Answers {
 /// What is known of one answer.
 struct Reader {
     choice: usize,
+    /// The field that asked for a format.
+    format: Option<String>,
     splitter: Splitter,
     started: Instant,
     last_token: Option<Instant>,
@@ -175,12 +177,28 @@ impl Answers {
     ) -> Result<Self> {
         let (sender, events) = mpsc::channel(QUEUE);
         let deadline = app.deadline();
-        let mut readers = Vec::with_capacity(asks.len());
-        let mut choices = Vec::new();
+        let wanted = asks.len();
+        let refused = |error| match error {
+            // Which no waiting would change.
+            SubmitError::Busy(places) if places < wanted => {
+                ApiError::field("n", &format!("at most {places} answers at once"), wanted)
+            }
+            error => error.into(),
+        };
+        // Dropped, should the engine refuse a later prompt, it counts what was handed over before as aborted.
+        let mut answers = Answers {
+            engine: Arc::clone(engine),
+            record: Arc::clone(record),
+            events,
+            readers: Vec::with_capacity(wanted),
+            open: wanted,
+        };
+        let (mut choices, mut readers) = (Vec::new(), Vec::new());
         let mut asks = asks.into_iter().enumerate().peekable();
         while let Some((index, ask)) = asks.next() {
             let Rules { grammar, budget, one_call } = &ask.rules;
             let guided = grammar.is_some() || budget.is_some() || *one_call;
+            let format = grammar.as_ref().map(|grammar| grammar.field.clone());
             let tokenizer = engine.card.tokenizer;
             let end = engine.card.stops[0];
             let guide = guided.then(|| Guide::new(ask.rules, ask.begin, tokenizer, end));
@@ -195,12 +213,9 @@ impl Answers {
             request.top = ask.top;
             request.score_prompt = ask.score_prompt;
             choices.push(request);
-            // Choice 0 begins the next prompt.
-            if asks.peek().is_none_or(|(_, next)| next.choice == 0) {
-                engine.service.submit_choices(std::mem::take(&mut choices))?;
-            }
             readers.push(Reader {
                 choice: ask.choice,
+                format,
                 splitter: ask.splitter,
                 started: Instant::now(),
                 last_token: None,
@@ -208,9 +223,14 @@ impl Answers {
                 reasoning_tokens: 0,
                 ended: false,
             });
+            // Choice 0 begins the next prompt.
+            if asks.peek().is_none_or(|(_, next)| next.choice == 0) {
+                let submitted = engine.service.submit_choices(std::mem::take(&mut choices));
+                submitted.map_err(refused)?;
+                answers.readers.append(&mut readers);
+            }
         }
-        let (engine, record, open) = (Arc::clone(engine), Arc::clone(record), readers.len());
-        Ok(Answers { engine, record, events, readers, open })
+        Ok(answers)
     }
 
     /// What happens next; `None` once every answer has ended.
@@ -264,7 +284,7 @@ impl Drop for Answers {
     fn drop(&mut self) {
         for reader in self.readers.iter().filter(|reader| !reader.ended) {
             self.engine.metrics.aborted(reader.usage);
-            self.record.finished("abort", reader.usage);
+            self.record.finished("abort", counted(reader.choice, reader.usage));
         }
     }
 }
@@ -281,7 +301,7 @@ impl Reader {
             FinishReason::NoToken | FinishReason::Constraint(_) | FinishReason::Error(_) => "error",
         };
         engine.metrics.finished(reason, &finished, self.started.elapsed());
-        record.finished(reason, finished.usage);
+        record.finished(reason, counted(self.choice, finished.usage));
         let finish = match finished.reason {
             FinishReason::Stop if self.splitter.called => Finish::Calls,
             FinishReason::Stop => Finish::Stop,
@@ -304,7 +324,7 @@ impl Reader {
             }
             FinishReason::Constraint(why) => {
                 let message = format!("the required format cannot be followed further: {why}");
-                return Err(ApiError::invalid(message));
+                return Err(ApiError { param: self.format.clone(), ..ApiError::invalid(message) });
             }
             FinishReason::Error(why) => return Err(ApiError::internal(why)),
         };
@@ -359,15 +379,19 @@ impl Answers {
     }
 }
 
-/// Counts of several answers; the prompt of several choices counts once.
+/// What an answer adds to its request's counts: the prompt of several choices counts once.
+fn counted(choice: usize, usage: Usage) -> Usage {
+    if choice == 0 { usage } else { Usage { prompt: 0, cached: 0, ..usage } }
+}
+
+/// Counts of several answers.
 pub fn total(ends: &[EndOfAnswer]) -> (Usage, usize) {
     let mut usage = Usage::default();
     for end in ends {
-        usage.generated += end.usage.generated;
-        if end.choice == 0 {
-            usage.prompt += end.usage.prompt;
-            usage.cached += end.usage.cached;
-        }
+        let more = counted(end.choice, end.usage);
+        usage.prompt += more.prompt;
+        usage.cached += more.cached;
+        usage.generated += more.generated;
     }
     (usage, ends.iter().map(|end| end.reasoning_tokens).sum())
 }

@@ -81,7 +81,7 @@ pub struct App {
     /// Largest body of a request, in bytes.
     pub max_body: usize,
     /// Turns to have a body in memory that is not small.
-    pub large_bodies: Semaphore,
+    pub large_bodies: Arc<Semaphore>,
     /// Longest time for one answer.
     pub request_timeout: Duration,
     /// Keys that let a request in; none are needed if empty.
@@ -98,7 +98,7 @@ impl App {
         App {
             engine: OnceLock::new(),
             max_body: config.max_body,
-            large_bodies: Semaphore::new(LARGE_BODIES),
+            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             request_timeout: config.request_timeout,
             api_keys: config.api_keys,
             cors_origins: config.cors_origins,

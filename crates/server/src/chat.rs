@@ -9,7 +9,7 @@ use text::{Begin, Conversation, Ending, Message, Thinking, ToolCalls};
 use crate::answer::{Ask, Splitter};
 use crate::app::{Card, Engine};
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, elements, kind, parse};
+use crate::fields::{Fields, elements, is_string, kind, parse};
 use crate::guide::{Grammar, Rules, call_grammar, json_grammar, json_or_calls_grammar};
 use crate::params::Params;
 
@@ -162,9 +162,15 @@ impl Chat {
             (_, Format::Json(schema, field)) => Some((json_grammar(schema), field.clone())),
             (_, Format::Text) => None,
         };
-        let compile = |(lark, field): (String, String)| engine.grammars.compile(lark, &field);
+        if let (true, Some((_, field))) = (self.resume, &grammar) {
+            let expected = "an answer from its beginning";
+            return Err(ApiError::field(field, expected, "one to be continued"));
+        }
+        let compile = |(lark, field): (String, String)| {
+            engine.grammars.compile(lark, &field).map(|matcher| Grammar { matcher, field })
+        };
         let rules = Rules {
-            grammar: grammar.map(compile).transpose()?.map(Grammar),
+            grammar: grammar.map(compile).transpose()?,
             budget: self.budget,
             one_call: !self.parallel_calls && !offered.is_empty(),
         };
@@ -216,7 +222,7 @@ pub fn openai_tools(value: &RawValue) -> Result<Vec<Tool>> {
         let (name, parameters) = signature(&mut function, "parameters")?;
         Ok(Tool { name, parameters, text })
     };
-    elements(value, "tools")?.into_iter().zip(texts).map(read).collect()
+    elements(value, "tools")?.zip(texts).map(read).collect()
 }
 
 /// Reads a function whose members stand beside its type, the schema of its arguments in `schema`. What
@@ -235,6 +241,64 @@ pub fn flat_tool(mut function: Fields<'_>, schema: &str) -> Result<Tool> {
     function.string("description")?;
     function.finish()?;
     Ok(Tool { name, parameters, text })
+}
+
+/// Reads OpenAI's `tool_choice`. The name of a function stands in the member `within` of the choice, if there is one.
+pub fn openai_choice(fields: &mut Fields<'_>, within: Option<&str>) -> Result<ToolChoice> {
+    let Some(value) = fields.take("tool_choice") else { return Ok(ToolChoice::Auto) };
+    if is_string(value) {
+        return match parse::<String>(value, "tool_choice", "a string")?.as_str() {
+            "none" => Ok(ToolChoice::None),
+            "auto" => Ok(ToolChoice::Auto),
+            "required" => Ok(ToolChoice::Required),
+            other => {
+                let expected = "none, auto, required or a function";
+                Err(ApiError::field("tool_choice", expected, format!("{other:?}")))
+            }
+        };
+    }
+    let mut choice = Fields::read(value, "tool_choice".into())?;
+    expect_function(&mut choice)?;
+    let mut function = inner(choice, within)?;
+    let at = function.path("name");
+    let name = parse(function.require("name")?, &at, "a name")?;
+    function.finish()?;
+    Ok(ToolChoice::Named(name))
+}
+
+/// Reads OpenAI's format of an answer, the member `name`. A schema stands in the member `within` of the format, if
+/// there is one.
+pub fn openai_format(fields: &mut Fields<'_>, name: &str, within: Option<&str>) -> Result<Format> {
+    let at = fields.path(name);
+    let Some(mut format) = fields.object(name)? else { return Ok(Format::Text) };
+    let kind_at = format.path("type");
+    match format.string("type")?.as_deref() {
+        Some("text") => format.finish().map(|()| Format::Text),
+        Some("json_object") => {
+            format.finish().map(|()| Format::Json(json!({"type": "object"}), at))
+        }
+        Some("json_schema") => {
+            let mut format = inner(format, within)?;
+            format.ignore(&["name", "description", "strict"]);
+            let at = format.path("schema");
+            let schema = format.require("schema")?;
+            format.finish()?;
+            Format::fits(schema, at)
+        }
+        other => {
+            let found = other.unwrap_or("nothing");
+            Err(ApiError::field(&kind_at, "text, json_object or json_schema", found))
+        }
+    }
+}
+
+/// The object in the member `within` of another, which has nothing else to say, or that other itself.
+fn inner<'a>(mut outer: Fields<'a>, within: Option<&str>) -> Result<Fields<'a>> {
+    let Some(name) = within else { return Ok(outer) };
+    let at = outer.path(name);
+    let inner = Fields::read(outer.require(name)?, at)?;
+    outer.finish()?;
+    Ok(inner)
 }
 
 /// Refuses tools that are not functions.

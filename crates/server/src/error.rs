@@ -19,13 +19,16 @@ pub struct ApiError {
     pub message: String,
 }
 
+/// Bytes of a message, some of which may be the client's own: a body is not sent back.
+const MAX_MESSAGE: usize = 2000;
+
 /// Result of everything that a client can be told about.
 pub type Result<T> = std::result::Result<T, ApiError>;
 
 impl ApiError {
     /// An error that names no field.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        ApiError { status, param: None, code: None, message: message.into() }
+        ApiError { status, param: None, code: None, message: cut(message.into()) }
     }
 
     /// A request that cannot be understood or met.
@@ -35,8 +38,13 @@ impl ApiError {
 
     /// A field that holds something else than it should.
     pub fn field(field: &str, expected: &str, found: impl fmt::Display) -> Self {
-        let message = format!("{field}: expected {expected}, found {found}");
-        ApiError { param: Some(field.to_owned()), ..Self::invalid(message) }
+        Self::about(field, format_args!("expected {expected}, found {found}"))
+    }
+
+    /// A field that cannot be met.
+    pub fn about(field: &str, what: impl fmt::Display) -> Self {
+        let param = Some(cut(field.to_owned()));
+        ApiError { param, ..Self::invalid(format!("{field}: {what}")) }
     }
 
     /// A failure on this side.
@@ -71,6 +79,15 @@ impl ApiError {
         };
         json!({"type": "error", "error": {"type": kind, "message": self.message}})
     }
+}
+
+/// The beginning of a text that is too long for an answer.
+fn cut(mut text: String) -> String {
+    if text.len() > MAX_MESSAGE {
+        text.truncate(text.floor_char_boundary(MAX_MESSAGE));
+        text.push_str("...");
+    }
+    text
 }
 
 impl fmt::Display for ApiError {

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use crate::error::{ApiError, Result};
 
 /// The members of a JSON object that were not read yet, and where the object stands in the request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Fields<'a> {
     at: String,
     members: BTreeMap<String, &'a RawValue>,
@@ -60,10 +60,14 @@ impl<'a> Fields<'a> {
         self.take(name).map(|value| Fields::read(value, path)).transpose()
     }
 
-    /// Takes an array: its elements and where they stand.
-    pub fn array(&mut self, name: &str) -> Result<Option<Vec<(String, &'a RawValue)>>> {
+    /// Takes an array: its elements and where they stand, none if it is missing.
+    pub fn array(
+        &mut self,
+        name: &str,
+    ) -> Result<impl Iterator<Item = (String, &'a RawValue)> + use<'a>> {
         let path = self.path(name);
-        self.take(name).map(|value| elements(value, &path)).transpose()
+        let elements = self.take(name).map(|value| elements(value, &path)).transpose()?;
+        Ok(elements.into_iter().flatten())
     }
 
     /// Takes a string.
@@ -123,17 +127,21 @@ impl<'a> Fields<'a> {
             None => Ok(()),
             Some(name) => Err(ApiError {
                 code: Some("unsupported_parameter"),
-                param: Some(name.clone()),
-                ..ApiError::invalid(format!("{name}: this field is not supported here"))
+                ..ApiError::about(&name, "this field is not supported here")
             }),
         }
     }
 }
 
-/// The elements of an array and where they stand.
-pub fn elements<'a>(value: &'a RawValue, at: &str) -> Result<Vec<(String, &'a RawValue)>> {
+/// The elements of an array and where they stand, which is written one by one: an array of millions is refused
+/// with its first element.
+pub fn elements<'a>(
+    value: &'a RawValue,
+    at: &str,
+) -> Result<impl ExactSizeIterator<Item = (String, &'a RawValue)> + use<'a>> {
     let elements: Vec<&RawValue> = parse(value, at, "an array")?;
-    Ok(elements.into_iter().enumerate().map(|(i, e)| (format!("{at}[{i}]"), e)).collect())
+    let at = at.to_owned();
+    Ok(elements.into_iter().enumerate().map(move |(i, element)| (format!("{at}[{i}]"), element)))
 }
 
 /// Reads a value that stands at `at`.
@@ -146,10 +154,8 @@ where
 
 /// Reads an array of token ids that stands at `at`.
 pub fn token_ids(value: &RawValue, at: &str) -> Result<Vec<u32>> {
-    serde_json::from_str(value.get()).or_else(|_| {
-        let ids = elements(value, at)?;
-        ids.into_iter().map(|(at, id)| parse(id, &at, "a token id")).collect()
-    })
+    serde_json::from_str(value.get())
+        .or_else(|_| elements(value, at)?.map(|(at, id)| parse(id, &at, "a token id")).collect())
 }
 
 /// A text, or the texts of an array of parts whose type is one of `kinds`, joined.
@@ -165,10 +171,17 @@ pub fn text_of(value: &RawValue, at: &str, kinds: &[&str], expected: &str) -> Re
         if !kinds.contains(&&*kind) {
             return Err(ApiError::field(&path, expected, format!("{kind:?}")));
         }
-        text.push_str(&part.string("text")?.unwrap_or_default());
+        let path = part.path("text");
+        let more: String = parse(part.require("text")?, &path, "a text")?;
+        text.push_str(&more);
+        part.ignore(TEXT_MARKS);
+        part.finish()?;
     }
     Ok(text)
 }
+
+/// Members of a text that mean nothing to the answer: what an earlier answer had beside it, and marks of caches.
+pub const TEXT_MARKS: &[&str] = &["annotations", "logprobs", "citations", "cache_control"];
 
 /// Whether a value is a string.
 pub fn is_string(value: &RawValue) -> bool {

@@ -87,8 +87,9 @@ impl App {
     /// guess was right.
     fn admits(&self, headers: &HeaderMap) -> bool {
         let bearer = headers.get(AUTHORIZATION).and_then(|value| {
-            let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim().as_bytes())
+            // As bytes: a key may have letters beyond ASCII.
+            let (scheme, key) = value.as_bytes().split_at_checked(b"bearer ".len())?;
+            scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
         });
         let given = bearer.into_iter().chain(headers.get("x-api-key").map(HeaderValue::as_bytes));
         let equal =

@@ -164,11 +164,16 @@ pub struct Rules {
 }
 
 /// A compiled grammar that each answer takes a fresh copy of.
-pub struct Grammar(pub Matcher);
+pub struct Grammar {
+    /// Says what may come next.
+    pub matcher: Matcher,
+    /// The field of the request that asked for it.
+    pub field: String,
+}
 
 impl Clone for Grammar {
     fn clone(&self) -> Self {
-        Grammar(self.0.deep_clone())
+        Grammar { matcher: self.matcher.deep_clone(), field: self.field.clone() }
     }
 }
 
@@ -286,7 +291,7 @@ impl Constraint for Guide {
         match (self.stage, &mut self.rules.grammar) {
             // A grammar waits for the end of a thought, so the thought has to come.
             (Stage::Start, Some(_)) => Ok(self.only(self.ids.open)),
-            (Stage::Answer, Some(Grammar(matcher))) => {
+            (Stage::Answer, Some(Grammar { matcher, .. })) => {
                 let mask = matcher.compute_mask_or_eos().map_err(|error| reason(&error))?;
                 let mut mask = mask.as_slice().to_vec();
                 mask.resize(self.words, 0);
@@ -323,7 +328,7 @@ impl Constraint for Guide {
             }
             Stage::Answer if forced => {}
             Stage::Answer => {
-                if let Some(Grammar(matcher)) = &mut self.rules.grammar {
+                if let Some(Grammar { matcher, .. }) = &mut self.rules.grammar {
                     matcher.consume_token(token).map_err(|error| reason(&error))?;
                 }
             }

@@ -29,3 +29,4 @@ mod stall;
 
 pub use app::{Card, Loaded};
 pub use listen::{Config, Ended, Server, Tls};
+pub use routes::endpoints;

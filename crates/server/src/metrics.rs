@@ -93,53 +93,50 @@ impl Metrics {
     pub fn render(&self, load: &Load) -> String {
         let mut page = Page { text: String::new(), model: escape(&self.model) };
         let usage = load.blocks_held as f64 / (load.blocks.max(1)) as f64;
-        page.single(
-            "num_requests_running",
-            "gauge",
-            "Requests being evaluated",
-            load.running as f64,
-        );
-        page.single("num_requests_waiting", "gauge", "Requests that wait", load.waiting as f64);
-        page.single("kv_cache_usage_perc", "gauge", "KV blocks in use; 1 is all of them", usage);
-        let counters = [
+        let singles = [
+            ("num_requests_running", "Requests being evaluated", load.running as f64),
+            ("num_requests_waiting", "Requests that wait", load.waiting as f64),
+            ("kv_cache_usage_perc", "KV blocks in use; 1 is all of them", usage),
             (
                 "num_preemptions_total",
                 "Requests that lost their KV blocks for a while",
-                load.preemptions,
+                load.preemptions as f64,
             ),
             (
                 "prefix_cache_queries_total",
                 "Prompt tokens looked up in the prefix cache",
-                load.prefix_queries,
+                load.prefix_queries as f64,
             ),
             (
                 "prefix_cache_hits_total",
                 "Prompt tokens found in the prefix cache",
-                load.prefix_hits,
+                load.prefix_hits as f64,
             ),
             (
                 "spec_decode_num_draft_tokens_total",
                 "Tokens that were drafted and checked",
-                load.drafted,
+                load.drafted as f64,
             ),
             (
                 "spec_decode_num_accepted_tokens_total",
                 "Drafted tokens that were right",
-                load.accepted,
+                load.accepted as f64,
             ),
             (
                 "prompt_tokens_total",
                 "Prompt tokens of requests that ended",
-                self.prompt_tokens.sum() as u64,
+                self.prompt_tokens.sum(),
             ),
             (
                 "generation_tokens_total",
                 "Generated tokens of requests that ended",
-                self.generated_tokens.sum() as u64,
+                self.generated_tokens.sum(),
             ),
         ];
-        for (name, help, value) in counters {
-            page.single(name, "counter", help, value as f64);
+        for (name, help, value) in singles {
+            // Prometheus' own rule of names.
+            let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+            page.single(name, kind, help, value);
         }
         page.head("request_success_total", "counter", "Requests by how they ended");
         for (reason, count) in self.reasons.lock().unwrap_or_else(PoisonError::into_inner).iter() {

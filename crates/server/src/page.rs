@@ -23,13 +23,8 @@ pub fn file(path: &str) -> Option<Response> {
     let kind = match path.rsplit('.').next() {
         Some("html") => "text/html; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
-        Some("js" | "mjs") => "text/javascript; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
         Some("svg") => "image/svg+xml",
-        Some("png") => "image/png",
-        Some("ico") => "image/x-icon",
-        Some("woff2") => "font/woff2",
-        Some("json" | "webmanifest") => "application/json",
-        Some("txt" | "md") => "text/plain; charset=utf-8",
         _ => "application/octet-stream",
     };
     let headers = [

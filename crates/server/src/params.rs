@@ -20,6 +20,10 @@ pub const MAX_TOP: usize = 20;
 const MAX_CHOICES: usize = 32;
 /// Stop texts of one request of OpenAI's.
 const MAX_STOPS: usize = 4;
+/// Bytes of a stop text: every answer to a request keeps its own.
+const MAX_STOP: usize = 4096;
+/// Stop tokens of one request, likewise.
+const MAX_STOP_TOKENS: usize = 1024;
 /// A bias of this much or less bans a token.
 const BAN: f32 = -100.0;
 
@@ -41,8 +45,13 @@ pub struct Params {
 }
 
 impl Params {
-    /// Reads the sampling surface; `defaults` stand for what is left open.
-    pub fn read(fields: &mut Fields<'_>, card: &Card, defaults: SamplingParams) -> Result<Self> {
+    /// Reads the sampling surface; `defaults` stand for what is left open. At least `least` tokens must be asked for.
+    pub fn read(
+        fields: &mut Fields<'_>,
+        card: &Card,
+        defaults: SamplingParams,
+        least: usize,
+    ) -> Result<Self> {
         let d = defaults;
         let sampling = SamplingParams {
             temperature: fields.number("temperature")?.unwrap_or(d.temperature),
@@ -59,8 +68,8 @@ impl Params {
             presence_penalty: fields.number("presence_penalty")?.unwrap_or(d.presence_penalty),
             seed: seed(fields)?.unwrap_or_else(random_seed),
         };
-        let max_tokens = fields.whole("max_tokens", 0)?;
-        let max_tokens = fields.whole("max_completion_tokens", 0)?.or(max_tokens);
+        let max_tokens = fields.whole("max_tokens", least)?;
+        let max_tokens = fields.whole("max_completion_tokens", least)?.or(max_tokens);
         let choices = fields.whole("n", 1)?.unwrap_or(1);
         if choices > MAX_CHOICES {
             return Err(ApiError::field("n", &format!("at most {MAX_CHOICES}"), choices));
@@ -70,7 +79,11 @@ impl Params {
             _ => card.stops.clone(),
         };
         let rows = card.tokenizer.vocabulary().rows();
-        for (at, value) in fields.array("stop_token_ids")?.unwrap_or_default() {
+        for (number, (at, value)) in fields.array("stop_token_ids")?.enumerate() {
+            if number == MAX_STOP_TOKENS {
+                let most = format!("at most {MAX_STOP_TOKENS} token ids");
+                return Err(ApiError::field("stop_token_ids", &most, "more"));
+            }
             let expected = format!("a token id below {rows}");
             let id: u32 = parse(value, &at, &expected)?;
             if id as usize >= rows {
@@ -137,20 +150,26 @@ pub fn stream_options(fields: &mut Fields<'_>) -> Result<(bool, bool)> {
 pub fn stop_texts(fields: &mut Fields<'_>, name: &str, most: usize) -> Result<Vec<String>> {
     let path = fields.path(name);
     let Some(value) = fields.take(name) else { return Ok(Vec::new()) };
-    let given = match is_string(value) {
-        true => vec![(path.clone(), value)],
-        false => elements(value, &path)
-            .map_err(|_| ApiError::field(&path, "a text or an array of texts", kind(value)))?,
+    let text = |(at, value): (String, &RawValue)| {
+        let text: String = parse(value, &at, "a text")?;
+        match text.len() {
+            0 => Err(ApiError::field(&at, "a text that is not empty", "an empty one")),
+            1..=MAX_STOP => Ok(text),
+            bytes => {
+                let expected = format!("a text of at most {MAX_STOP} bytes");
+                Err(ApiError::field(&at, &expected, format!("{bytes} bytes")))
+            }
+        }
     };
+    if is_string(value) {
+        return Ok(vec![text((path, value))?]);
+    }
+    let given = elements(value, &path)
+        .map_err(|_| ApiError::field(&path, "a text or an array of texts", kind(value)))?;
     if given.len() > most {
         return Err(ApiError::field(&path, &format!("at most {most} texts"), given.len()));
     }
-    let text = |(at, value): (String, &RawValue)| {
-        let text: String = parse(value, &at, "a text")?;
-        let some = Some(text).filter(|text| !text.is_empty());
-        some.ok_or_else(|| ApiError::field(&at, "a text that is not empty", "an empty one"))
-    };
-    given.into_iter().map(text).collect()
+    given.map(text).collect()
 }
 
 /// Any 64-bit number, with or without a sign.

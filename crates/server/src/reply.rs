@@ -8,7 +8,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::answer::{Answers, Step, Whole};
 use crate::error::{ApiError, Result};
@@ -58,7 +58,12 @@ impl Events {
 
 /// A response with a JSON body.
 pub fn json_body(value: &Value) -> Response {
-    ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+    json_text(value.to_string())
+}
+
+/// A response with a body that is JSON already.
+pub fn json_text(text: String) -> Response {
+    ([(CONTENT_TYPE, "application/json")], text).into_response()
 }
 
 /// Sends the answers as the request wants them.
@@ -100,8 +105,10 @@ impl<W: Writer> Streaming<W> {
                 return Some(events.0);
             }
         }
+        // Tokens that say nothing yet, such as those of a call, do not break the silence.
+        let silent_until = Instant::now() + SILENCE;
         while events.0.is_empty() {
-            match timeout(SILENCE, self.answers.next()).await {
+            match timeout_at(silent_until, self.answers.next()).await {
                 Ok(step) => self.write(step, &mut events),
                 Err(_) => events.0.extend_from_slice(b": waiting\n\n"),
             }

@@ -16,7 +16,7 @@ use axum::routing::{MethodRouter, get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
 use serde_json::json;
-use tokio::sync::SemaphorePermit;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use crate::answer::{Answers, Ask};
@@ -32,21 +32,37 @@ const BODY_TIME: Duration = Duration::from_secs(30);
 
 const OPENAPI: &str = include_str!("openapi.json");
 
+/// Makes what answers at a path.
+type Route = fn() -> MethodRouter<Arc<App>>;
+
+/// The endpoints that read a body, and what answers them.
+const ENDPOINTS: [(&str, Route); 7] = [
+    ("/v1/completions", || call(openai::completions::handle)),
+    ("/v1/chat/completions", || call(openai::chat::handle)),
+    ("/v1/responses", || call(responses::handle)),
+    ("/v1/messages", || call(anthropic::handle)),
+    ("/v1/messages/count_tokens", || call(anthropic::count)),
+    ("/tokenize", || call(openai::tokens::tokenize)),
+    ("/detokenize", || call(openai::tokens::detokenize)),
+];
+
+/// Paths of the endpoints that read a body, for whoever tries them all.
+pub fn endpoints() -> [&'static str; ENDPOINTS.len()] {
+    ENDPOINTS.map(|(path, _)| path)
+}
+
 /// All routes, behind the guard.
 pub fn router(app: Arc<App>) -> Router {
-    Router::new()
+    let routes = Router::new()
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(([(CONTENT_TYPE, "application/json")], OPENAPI)))
         .route("/v1/models", get(models))
-        .route("/v1/models/{*id}", get(model))
-        .route("/v1/completions", call(openai::completions::handle))
-        .route("/v1/chat/completions", call(openai::chat::handle))
-        .route("/v1/responses", call(responses::handle))
-        .route("/v1/messages", call(anthropic::handle))
-        .route("/v1/messages/count_tokens", call(anthropic::count))
-        .route("/tokenize", call(openai::tokens::tokenize))
-        .route("/detokenize", call(openai::tokens::detokenize))
+        .route("/v1/models/{*id}", get(model));
+    let add = |routes: Router<_>, (path, route): (&str, Route)| routes.route(path, route());
+    ENDPOINTS
+        .into_iter()
+        .fold(routes, add)
         .fallback(other)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(Arc::clone(&app), guard::guard))
@@ -74,7 +90,10 @@ impl Call {
         let (parts, body) = request.into_parts();
         let record = parts.extensions.get::<Arc<Record>>().cloned();
         let record = record.ok_or_else(|| ApiError::internal("the request has no record"))?;
-        let coded = parts.headers.get(CONTENT_ENCODING).filter(|coding| *coding != "identity");
+        let coded = parts
+            .headers
+            .get(CONTENT_ENCODING)
+            .filter(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"));
         if let Some(coding) = coded {
             let message = format!("content-encoding: expected none, found {coding:?}");
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
@@ -90,11 +109,15 @@ impl Call {
         read: fn(&Engine, &[u8]) -> Result<T>,
     ) -> Result<T> {
         let (engine, body) = (Arc::clone(&self.engine), std::mem::take(&mut self.body));
-        let (body, _turn) = self.app.receive(body).await?;
+        let (body, turn) = self.app.receive(body).await?;
         if let Some(busy) = &self.busy {
             busy.is_whole();
         }
-        let task = tokio::task::spawn_blocking(move || read(&engine, &body));
+        let task = tokio::task::spawn_blocking(move || {
+            // The body is in memory until it was read, also if the client has left by then.
+            let _turn = turn;
+            read(&engine, &body)
+        });
         task.await.map_err(|_| ApiError::internal("reading the request failed"))?
     }
 
@@ -111,7 +134,7 @@ impl Call {
 
 impl App {
     /// A body, and the turn of a large one: only so many of them are in memory at once.
-    async fn receive(&self, body: Body) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>)> {
+    async fn receive(&self, body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>)> {
         let limit = self.max_body;
         let too_large = || {
             let message = format!("body: expected at most {limit} bytes, found more");
@@ -133,7 +156,8 @@ impl App {
             })?;
             let Ok(data) = frame.into_data() else { continue };
             if turn.is_none() && bytes.len() + data.len() > SMALL_BODY {
-                let wait = timeout_at(deadline, self.large_bodies.acquire()).await;
+                let free = Arc::clone(&self.large_bodies).acquire_owned();
+                let wait = timeout_at(deadline, free).await;
                 turn = wait.ok().and_then(|turn| turn.ok());
                 if turn.is_none() {
                     let message = "many large requests are being read; try again later";

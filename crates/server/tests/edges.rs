@@ -12,6 +12,7 @@ use text::Tokenizer;
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
 
 fn user() -> Value {
     json!([{"role": "user", "content": "Q"}])
@@ -406,4 +407,152 @@ fn who_leaves_early_is_counted() {
     assert!(server.metric("generation_tokens_total") > 5.0);
     // One prompt was read, the other never was.
     assert_eq!(server.metric("prompt_tokens_total"), 1.0);
+}
+
+/// What stands inside a message is refused as what stands beside it is, and what clients send back of earlier
+/// answers is taken.
+#[test]
+fn members_inside_messages_are_not_dropped() {
+    let server = serve(chat_reply(ids("hi")));
+    let messages = |block: serde_json::Value, member: &str| {
+        let mut block = block;
+        block[member] = true.into();
+        let role = if block["type"] == "tool_use" { "assistant" } else { "user" };
+        json!({"max_tokens": 5, "messages": [
+            {"role": role, "content": [block]}, {"role": "user", "content": "Q"},
+        ]})
+    };
+    let text = json!({"type": "text", "text": "a"});
+    let used = json!({"type": "tool_use", "id": "t", "name": "f", "input": {}});
+    let result = json!({"type": "tool_result", "tool_use_id": "t", "content": "c"});
+    server.ok(MESSAGES, messages(text.clone(), "cache_control"));
+    server.ok(MESSAGES, messages(used.clone(), "cache_control"));
+    server.ok(MESSAGES, messages(result.clone(), "is_error"));
+    for block in [text, used, result] {
+        let refusal = server.refused(MESSAGES, messages(block, "foo"));
+        assert!(refusal.starts_with("messages[0].content[0].foo: "), "{refusal}");
+    }
+    let refusal = server.refused(MESSAGES, messages(json!({"type": "text"}), "cache_control"));
+    assert!(refusal.starts_with("messages[0].content[0].text: expected"), "{refusal}");
+
+    let answer = server.ok(RESPONSES, json!({"input": "Q"}));
+    let mut input = answer["output"].as_array().expect("items").clone();
+    input.push(json!({"role": "user", "content": [{"type": "input_text", "text": "Q"}]}));
+    server.ok(RESPONSES, json!({"input": input}));
+    let last = input.len() - 1;
+    input[last]["foo"] = 1.into();
+    let refusal = server.refused(RESPONSES, json!({"input": input}));
+    assert!(refusal.starts_with(&format!("input[{last}].foo: ")), "{refusal}");
+    let refusal = server.refused(
+        RESPONSES,
+        json!({"input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Q", "foo": 1}]},
+        ]}),
+    );
+    assert!(refusal.starts_with("input[0].content[0].foo: "), "{refusal}");
+}
+
+#[test]
+fn what_responses_cannot_give_is_refused() {
+    let server = serve(chat_reply(ids("hi there")));
+    server.ok(RESPONSES, json!({"input": "Q", "include": ["reasoning.encrypted_content"]}));
+    for (field, value) in [
+        ("include[0]", json!(["message.output_text.logprobs"])),
+        ("max_tokens", json!(0)),
+        ("max_output_tokens", json!(0)),
+    ] {
+        let mut body = json!({"input": "Q"});
+        body[field.trim_end_matches("[0]")] = value;
+        let refusal = server.refused(RESPONSES, body);
+        assert!(refusal.starts_with(&format!("{field}: expected")), "{refusal}");
+    }
+    let cut = server.ok(RESPONSES, json!({"input": "Q", "max_tokens": 1}));
+    assert_eq!(cut["max_output_tokens"], 1);
+    // Words are what they say, however they are written.
+    server.ok(RESPONSES, r#"{"input": "Q", "tool_choice": "\u0061uto"}"#);
+    let chat = r#"{"messages": [{"role": "user", "content": "Q"}], "modalities": ["\u0074ext"]}"#;
+    server.ok(CHAT, chat);
+}
+
+/// Every answer keeps its own stop texts and tokens.
+#[test]
+fn stops_are_small() {
+    let server = serve(reply(ids(" red")));
+    let body = |field: &str, value: serde_json::Value| {
+        let mut body = json!({"prompt": "Hello"});
+        body[field] = value;
+        body
+    };
+    server.ok(COMPLETIONS, body("stop", json!("a".repeat(4096))));
+    server.ok(COMPLETIONS, body("stop_token_ids", json!(vec![1; 1024])));
+    let refusal = server.refused(COMPLETIONS, body("stop", json!(["a", "a".repeat(4097)])));
+    assert_eq!(refusal, "stop[1]: expected a text of at most 4096 bytes, found 4097 bytes");
+    let refusal = server.refused(COMPLETIONS, body("stop_token_ids", json!(vec![1; 1025])));
+    assert!(refusal.starts_with("stop_token_ids: expected at most 1024"), "{refusal}");
+}
+
+/// A format is of the whole answer, of which a part would already be there.
+#[test]
+fn a_begun_answer_is_not_held_to_a_format() {
+    let server = serve(chat_reply(ids("{}")));
+    let begun = json!([{"role": "user", "content": "Q"}, {"role": "assistant", "content": "{"}]);
+    let refusal = server.refused(
+        CHAT,
+        json!({
+            "messages": begun, "continue_final_message": true,
+            "response_format": {"type": "json_object"},
+        }),
+    );
+    assert!(refusal.starts_with("response_format: expected"), "{refusal}");
+    let refusal = server.refused(
+        MESSAGES,
+        json!({
+            "max_tokens": 5, "messages": begun,
+            "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+        }),
+    );
+    assert!(refusal.starts_with("output_config.format.schema: expected"), "{refusal}");
+}
+
+#[test]
+fn refusals_are_short_and_say_what_was_meant() {
+    let server = serve(reply(ids(" red")));
+    let response = server.post(COMPLETIONS, json!({"prompt": "x", "a".repeat(100_000): 1}));
+    assert_eq!(response.status, 400);
+    assert!(response.body.len() < 5_000, "{} bytes", response.body.len());
+    let refusal = server.refused("/tokenize", json!({"text": "hi"}));
+    assert_eq!(refusal, "text: this field is not supported here");
+}
+
+/// Offsets are of the text as it is shown, without special tokens.
+#[test]
+fn hidden_tokens_take_no_room() {
+    let server = serve(reply(ids("<|endoftext|> red")));
+    let answer = server.ok(
+        COMPLETIONS,
+        json!({
+            "prompt": "Hello", "max_tokens": 2, "ignore_eos": true, "logprobs": 0, "temperature": 0,
+        }),
+    );
+    assert_eq!(answer["choices"][0]["text"], " red");
+    assert_eq!(answer["choices"][0]["logprobs"]["text_offset"], json!([0, 0]));
+}
+
+/// Some schemas turn out to be too large only behind the first token.
+#[test]
+fn a_format_that_fails_late_is_named() {
+    let server = serve(Box::new(|_| None));
+    let properties: Map<String, Value> =
+        (0..5000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
+    let response = server.post(CHAT, json!({
+        "messages": [{"role": "user", "content": "Q"}], "enable_thinking": false,
+        "max_tokens": 20, "seed": 0,
+        // An empty object is the one answer that is over before the schema is.
+        "logit_bias": {ids("{}")[0].to_string(): -100},
+        "response_format": {"type": "json_schema", "json_schema": {
+            "schema": {"type": "object", "properties": properties, "additionalProperties": false},
+        }},
+    }));
+    assert_eq!(response.status, 400, "{}", response.text());
+    assert_eq!(response.json()["error"]["param"], "response_format.json_schema.schema");
 }

@@ -347,7 +347,7 @@ fn thinking_2507_begins_inside_a_thought() {
 #[test]
 fn keys_are_asked_for() {
     let mut setup = Setup::default();
-    setup.config.api_keys = vec!["first".into(), "second".into()];
+    setup.config.api_keys = vec!["first".into(), "second".into(), "dritter Schlüssel".into()];
     let server = serve_with(reply(ids(" red")), setup);
     let body = b"{\"prompt\":\"Hello\"}";
     let status = |header: &str| server.send("/v1/completions", header, body).status;
@@ -357,6 +357,7 @@ fn keys_are_asked_for() {
     assert_eq!(status("Authorization: Bearer \r\n"), 401);
     assert_eq!(status("Authorization: Bearer first\r\n"), 200);
     assert_eq!(status("authorization: bearer second\r\n"), 200);
+    assert_eq!(status("Authorization: Bearer dritter Schlüssel\r\n"), 200);
     assert_eq!(status("x-api-key: second\r\n"), 200);
     assert_eq!(status("x-api-key: secon\r\n"), 401);
     // Anthropic's clients send both headers where both are set, and proxies theirs.
@@ -364,14 +365,7 @@ fn keys_are_asked_for() {
     assert_eq!(status("Authorization: Bearer first\r\nx-api-key: other\r\n"), 200);
     assert_eq!(status("Authorization: Basic other\r\nx-api-key: first\r\n"), 200);
     assert_eq!(status("Authorization: Bearer other\r\nx-api-key: other\r\n"), 401);
-    for path in [
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/tokenize",
-        "/detokenize",
-    ] {
+    for path in server::endpoints() {
         assert_eq!(server.send(path, "", b"{}").status, 401, "{path}");
         for key in ["Authorization: Bearer first\r\n", "x-api-key: first\r\n"] {
             // The body is read, and says nothing.
@@ -448,10 +442,14 @@ fn small_endpoints() {
     assert_eq!(server.get("/v1/models/other").status, 404);
     let tokens = server.ok("/tokenize", json!({"prompt": "Hello world"}))["tokens"].clone();
     assert_eq!(tokens, json!([9707, 1879]));
+    let spelt = json!({"prompt": "Hello world", "return_token_strs": true});
+    assert_eq!(server.ok("/tokenize", spelt)["token_strs"], json!(["Hello", " world"]));
     assert_eq!(server.ok("/detokenize", json!({"tokens": tokens}))["prompt"], "Hello world");
     server.refused("/detokenize", json!({"tokens": [999_999]}));
     let api = server.get("/openapi.json").json();
-    assert!(api["paths"]["/v1/chat/completions"].is_object());
+    for path in server::endpoints() {
+        assert!(api["paths"][path].is_object(), "{path}");
+    }
     assert_eq!(server.get("/nowhere").status, 404);
     let wrong = server.get("/v1/completions");
     assert_eq!((wrong.status, wrong.header("allow")), (405, Some("POST")));
@@ -504,9 +502,12 @@ fn an_answer_may_take_only_so_long() {
 fn a_full_server_says_so() {
     let setup = Setup { places: 2, ..Setup::default() };
     let server = serve_digest(setup);
-    let many = server.post("/v1/completions", json!({"prompt": "x", "n": 3}));
-    assert_eq!(many.status, 503);
-    // The two that had a place are cancelled, which takes the engine a step.
+    let many = server.refused("/v1/completions", json!({"prompt": "x", "n": 3}));
+    assert!(many.starts_with("n: expected at most 2"), "{many}");
+    // Of three prompts two had a place: they are cancelled, which takes the engine a step, and counted.
+    server.refused("/v1/completions", json!({"prompt": ["x", "y", "z"], "max_tokens": 3000}));
+    let metrics = server.get("/metrics");
+    assert!(metrics.text().contains("finished_reason=\"abort\"} 2\n"), "{}", metrics.text());
     let two = || server.post("/v1/completions", json!({"prompt": "x", "n": 2})).status;
     let deadline = Instant::now() + Duration::from_secs(5);
     while two() != 200 {

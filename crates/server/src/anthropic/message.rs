@@ -6,7 +6,7 @@ use text::json::write_python;
 use text::{Message, Role};
 
 use crate::error::{ApiError, Result};
-use crate::fields::{self, Fields, elements, is_string, parse};
+use crate::fields::{self, Fields, TEXT_MARKS, elements, is_string, parse};
 
 /// Reads one message into the turns that the model knows: results of tools are turns of their own.
 pub fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()> {
@@ -36,16 +36,23 @@ pub fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()
         let kind = block.string("type")?.unwrap_or_default();
         match (kind.as_str(), role) {
             ("text", _) => {
-                turn.content.push_str(&block.string("text")?.unwrap_or_default());
+                let path = block.path("text");
+                let text: String = parse(block.require("text")?, &path, "a text")?;
+                turn.content.push_str(&text);
+                block.ignore(TEXT_MARKS);
                 said = true;
             }
             ("thinking", Role::Assistant) => {
                 let thought = block.string("thinking")?.unwrap_or_default();
                 turn.reasoning.get_or_insert_default().push_str(&thought);
+                block.ignore(&["signature"]);
                 said = true;
             }
             // Another provider's thoughts, which only it can read.
-            ("redacted_thinking", Role::Assistant) => said = true,
+            ("redacted_thinking", Role::Assistant) => {
+                block.ignore(&["data"]);
+                said = true;
+            }
             ("tool_use", Role::Assistant) => {
                 let name = parse(block.require("name")?, &block.path("name"), "a name")?;
                 let mut arguments = String::new();
@@ -54,12 +61,15 @@ pub fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()
                     write_python(input, &mut arguments)?;
                 }
                 turn.tool_calls.push(ToolCall::new(name, arguments));
+                block.ignore(&["id", "caller", "cache_control"]);
                 said = true;
             }
             ("tool_result", Role::User) => {
                 let path = block.path("content");
                 let content = block.take("content").map(|value| text_of(value, &path));
                 messages.push(Message::new(Role::Tool, content.transpose()?.unwrap_or_default()));
+                // The models know results by their order, and failures by what they say.
+                block.ignore(&["tool_use_id", "is_error", "cache_control"]);
             }
             (other, _) => {
                 let expected =
@@ -67,6 +77,7 @@ pub fn message(mut fields: Fields<'_>, messages: &mut Vec<Message>) -> Result<()
                 return Err(ApiError::field(&kind_at, expected, format!("{other:?}")));
             }
         }
+        block.finish()?;
     }
     if said || content.get() == "[]" {
         messages.push(turn);

@@ -42,9 +42,8 @@ pub async fn count(mut call: Call) -> Result<Response> {
 fn read(engine: &Engine, body: &[u8]) -> Result<Asked<Blocks>> {
     let mut fields = Fields::body(body)?;
     let mut chat = conversation(engine, &mut fields)?;
-    if chat.params.max_tokens.is_none_or(|tokens| tokens == 0) {
-        let found = chat.params.max_tokens.map_or("nothing", |_| "0");
-        return Err(ApiError::field("max_tokens", "a whole number, at least 1", found));
+    if chat.params.max_tokens.is_none() {
+        return Err(ApiError::field("max_tokens", "a whole number, at least 1", "nothing"));
     }
     if chat.params.choices > 1 {
         return Err(ApiError::field("n", "one answer", chat.params.choices));
@@ -73,13 +72,13 @@ fn conversation(engine: &Engine, fields: &mut Fields<'_>) -> Result<Chat> {
         return Err(ApiError::field("messages", "at least one message", "none"));
     }
     let (thinking, budget) = effort(fields, card.variant)?.resolve(card)?;
-    let params = Params::read(fields, card, card.sampling(thinking))?;
+    let params = Params::read(fields, card, card.sampling(thinking), 1)?;
     // An answer that the client has begun is continued.
     let resume = messages
         .last()
         .is_some_and(|last| last.role == Role::Assistant && last.tool_calls.is_empty());
     let mut chat = Chat { budget, resume, ..Chat::new(messages, thinking, params) };
-    for (at, value) in fields.array("tools")?.unwrap_or_default() {
+    for (at, value) in fields.array("tools")? {
         chat.tools.push(tool(Fields::read(value, at)?)?);
     }
     if let Some(mut choice) = fields.object("tool_choice")? {

@@ -9,9 +9,9 @@ use text::chat::{ToolCall, messages};
 use super::{Head, finish_reason, scored, timings};
 use crate::answer::{EndOfAnswer, Step, Whole};
 use crate::app::{Engine, new_id};
-use crate::chat::{Chat, Effort, Format, ToolChoice, check_choice, openai_tools};
+use crate::chat::{Chat, Effort, check_choice, openai_choice, openai_format, openai_tools};
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, is_string, kind, parse};
+use crate::fields::{Fields, parse};
 use crate::params::{MAX_TOP, Params, stream_options};
 use crate::reply::{Events, Writer};
 use crate::routes::{Asked, Call};
@@ -34,19 +34,16 @@ fn read(engine: &Engine, body: &[u8]) -> Result<Asked<Completion>> {
         return Err(ApiError::field("messages", "at least one message", "none"));
     }
     let (thinking, budget) = effort(&mut fields)?.resolve(card)?;
-    let params = Params::read(&mut fields, card, card.sampling(thinking))?;
-    if params.max_tokens == Some(0) {
-        return Err(ApiError::field("max_completion_tokens or max_tokens", "at least 1", 0));
-    }
+    let params = Params::read(&mut fields, card, card.sampling(thinking), 1)?;
     let choices = params.choices;
     let mut chat = Chat { budget, ..Chat::new(messages, thinking, params) };
     if let Some(tools) = fields.take("tools") {
         chat.tools = openai_tools(tools)?;
     }
-    chat.tool_choice = tool_choice(&mut fields)?;
+    chat.tool_choice = openai_choice(&mut fields, Some("function"))?;
     check_choice(&chat.tool_choice, &chat.tools)?;
     chat.parallel_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
-    chat.format = response_format(&mut fields)?;
+    chat.format = openai_format(&mut fields, "response_format", Some("json_schema"))?;
     let resume = fields.boolean("continue_final_message")?.unwrap_or(false);
     let open = fields.boolean("add_generation_prompt")?.unwrap_or(!resume);
     if resume == open {
@@ -96,58 +93,12 @@ fn effort(fields: &mut Fields<'_>) -> Result<Effort> {
     Ok(effort)
 }
 
-fn tool_choice(fields: &mut Fields<'_>) -> Result<ToolChoice> {
-    let Some(value) = fields.take("tool_choice") else { return Ok(ToolChoice::Auto) };
-    if is_string(value) {
-        return match parse::<String>(value, "tool_choice", "a string")?.as_str() {
-            "none" => Ok(ToolChoice::None),
-            "auto" => Ok(ToolChoice::Auto),
-            "required" => Ok(ToolChoice::Required),
-            other => {
-                let expected = "none, auto, required or a function";
-                Err(ApiError::field("tool_choice", expected, format!("{other:?}")))
-            }
-        };
-    }
-    let mut choice = Fields::read(value, "tool_choice".into())?;
-    crate::chat::expect_function(&mut choice)?;
-    let mut function = Fields::read(choice.require("function")?, choice.path("function"))?;
-    choice.finish()?;
-    let name = function.string("name")?;
-    function.finish()?;
-    let missing = || ApiError::field("tool_choice.function.name", "a name", "nothing");
-    Ok(ToolChoice::Named(name.ok_or_else(missing)?))
-}
-
-fn response_format(fields: &mut Fields<'_>) -> Result<Format> {
-    let Some(mut format) = fields.object("response_format")? else { return Ok(Format::Text) };
-    let read = match format.string("type")?.as_deref() {
-        Some("text") => Format::Text,
-        Some("json_object") => Format::Json(json!({"type": "object"}), "response_format".into()),
-        Some("json_schema") => {
-            let at = format.path("json_schema");
-            let mut named = Fields::read(format.require("json_schema")?, at)?;
-            named.ignore(&["name", "description", "strict"]);
-            let at = named.path("schema");
-            let schema = named.require("schema")?;
-            named.finish()?;
-            Format::fits(schema, at)?
-        }
-        other => {
-            let found = other.unwrap_or("nothing");
-            let expected = "text, json_object or json_schema";
-            return Err(ApiError::field("response_format.type", expected, found));
-        }
-    };
-    format.finish()?;
-    Ok(read)
-}
-
 /// Accepts `modalities` if they are what this server has: text.
 fn modalities(fields: &mut Fields<'_>) -> Result<()> {
-    for (at, value) in fields.array("modalities")?.unwrap_or_default() {
-        if value.get() != "\"text\"" {
-            return Err(ApiError::field(&at, "\"text\"", kind(value)));
+    for (at, value) in fields.array("modalities")? {
+        let modality: String = parse(value, &at, "\"text\"")?;
+        if modality != "text" {
+            return Err(ApiError::field(&at, "\"text\"", format!("{modality:?}")));
         }
     }
     Ok(())

@@ -36,7 +36,7 @@ fn read(engine: &Engine, body: &[u8]) -> Result<Asked<Completions>> {
     let mut fields = Fields::body(body)?;
     engine.check_model(fields.string("model")?.as_deref())?;
     let prompts = prompts(&mut fields, card.tokenizer)?;
-    let mut params = Params::read(&mut fields, card, card.sampling(false))?;
+    let mut params = Params::read(&mut fields, card, card.sampling(false), 0)?;
     params.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
     let (streamed, include_usage) = stream_options(&mut fields)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
@@ -115,14 +115,16 @@ fn prompts(fields: &mut Fields<'_>, tokenizer: &Tokenizer) -> Result<Vec<Prompt>
     }
     let items =
         elements(value, "prompt").map_err(|_| ApiError::field("prompt", expected, kind(value)))?;
-    match items.first() {
+    let mut items = items.peekable();
+    let count = items.len();
+    match items.peek() {
         None => return Err(ApiError::field("prompt", "at least one token", "an empty array")),
         Some((_, first)) if !is_string(first) && !first.get().starts_with('[') => {
             return Ok(vec![Prompt::from_ids(token_ids(value, "prompt")?, tokenizer)]);
         }
-        Some(_) if items.len() > MAX_PROMPTS => {
+        Some(_) if count > MAX_PROMPTS => {
             let most = format!("at most {MAX_PROMPTS} prompts");
-            return Err(ApiError::field("prompt", &most, items.len()));
+            return Err(ApiError::field("prompt", &most, count));
         }
         Some(_) => {}
     }
@@ -133,7 +135,7 @@ fn prompts(fields: &mut Fields<'_>, tokenizer: &Tokenizer) -> Result<Vec<Prompt>
             Ok(Prompt::from_ids(token_ids(item, &at)?, tokenizer))
         }
     };
-    items.into_iter().map(prompt).collect()
+    items.map(prompt).collect()
 }
 
 /// Gathers what is told about the tokens of one answer.
@@ -150,7 +152,7 @@ struct Log {
 
 impl Log {
     fn new(tokenizer: &'static Tokenizer, echo: Option<Prompt>, wanted: bool) -> Self {
-        let decoder = Decoder::new(tokenizer.vocabulary(), false);
+        let decoder = Decoder::new(tokenizer.vocabulary(), true);
         Log { tokenizer, echo, wanted, decoder, offset: 0 }
     }
 
@@ -160,11 +162,15 @@ impl Log {
         let mut whole = String::new();
         if let Some(prompt) = self.echo.take() {
             whole.push_str(&prompt.text);
+            // An echo shows special tokens, an answer hides them.
+            let shown = Decoder::new(self.tokenizer.vocabulary(), false);
+            let answer = std::mem::replace(&mut self.decoder, shown);
             let first = prompt.ids.first().map(|&id| (id, None));
             let scored = scores.iter().map(|choice| (choice.token, Some(choice)));
             first.into_iter().chain(scored).for_each(|(id, choice)| {
                 self.log(id, choice, &mut logprobs);
             });
+            self.decoder = answer;
         }
         whole.push_str(text);
         tokens.iter().for_each(|choice| self.log(choice.token, Some(choice), &mut logprobs));

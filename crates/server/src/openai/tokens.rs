@@ -1,6 +1,7 @@
 //! `POST /tokenize` and `POST /detokenize`: what the model makes of a text, and back.
 
 use axum::response::Response;
+use serde_core::{Serialize, Serializer};
 use serde_json::{Value, json};
 use text::Special;
 use text::chat::{Conversation, Ending, messages};
@@ -9,12 +10,12 @@ use crate::app::Engine;
 use crate::chat::openai_tools;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, token_ids};
-use crate::reply::json_body;
+use crate::reply::{json_body, json_text};
 use crate::routes::Call;
 
 /// Tokens of a text, or of a conversation as it is put to the model.
 pub async fn tokenize(mut call: Call) -> Result<Response> {
-    Ok(json_body(&call.prepare(read_text).await?))
+    Ok(json_text(call.prepare(read_text).await?))
 }
 
 /// Text of tokens.
@@ -22,7 +23,8 @@ pub async fn detokenize(mut call: Call) -> Result<Response> {
     Ok(json_body(&call.prepare(read_tokens).await?))
 }
 
-fn read_text(engine: &Engine, body: &[u8]) -> Result<Value> {
+/// The answer as text: of millions of tokens a [`Value`] each would take a hundred times the request.
+fn read_text(engine: &Engine, body: &[u8]) -> Result<String> {
     let tokenizer = engine.card.tokenizer;
     let mut fields = Fields::body(body)?;
     engine.check_model(fields.string("model")?.as_deref())?;
@@ -41,20 +43,40 @@ fn read_text(engine: &Engine, body: &[u8]) -> Result<Value> {
             };
             conversation.render(engine.card.variant)?.encode(tokenizer)
         }
-        (given, _) => {
-            let found = if given.is_some() { "both" } else { "neither" };
-            return Err(ApiError::field("prompt", "either it or messages", found));
+        (Some(_), Some(_)) => {
+            return Err(ApiError::field("prompt", "either it or messages", "both"));
+        }
+        (None, None) => {
+            // Another server's name for it says more than that it is missing.
+            fields.ignore(&["tools", "add_generation_prompt", "enable_thinking"]);
+            fields.ignore(&["return_token_strs"]);
+            fields.finish()?;
+            return Err(ApiError::field("prompt", "either it or messages", "neither"));
         }
     };
     let with_pieces = fields.boolean("return_token_strs")?.unwrap_or(false);
     fields.finish()?;
     let context = engine.service.bounds().context;
-    let mut value = json!({"count": tokens.len(), "max_model_len": context, "tokens": tokens});
+    let (count, ids) = (tokens.len(), list(&tokens)?);
+    let mut answer = format!("{{\"count\":{count},\"max_model_len\":{context},\"tokens\":{ids}");
     if with_pieces {
         let pieces = tokens.iter().map(|&id| super::spell(tokenizer, id).0);
-        value["token_strs"] = pieces.collect::<Vec<_>>().into();
+        answer.push_str(",\"token_strs\":");
+        answer.push_str(&list(pieces)?);
     }
-    Ok(value)
+    answer.push('}');
+    Ok(answer)
+}
+
+/// A JSON array of what comes, which is written as it comes.
+fn list(items: impl IntoIterator<Item: Serialize>) -> Result<String> {
+    let mut text = Vec::new();
+    let written = serde_json::Serializer::new(&mut text).collect_seq(items);
+    let text = written.map(|()| String::from_utf8(text));
+    match text {
+        Ok(Ok(text)) => Ok(text),
+        _ => Err(ApiError::internal("the tokens cannot be written")),
+    }
 }
 
 fn read_tokens(engine: &Engine, body: &[u8]) -> Result<Value> {

@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use text::{Message, Role};
 
 use crate::app::{Engine, new_id, unix_time};
-use crate::chat::{Chat, Effort, Format, ToolChoice, check_choice, expect_function, flat_tool};
+use crate::chat::{Chat, Effort, check_choice, expect_function, flat_tool};
+use crate::chat::{openai_choice, openai_format};
 use crate::error::{ApiError, Result};
-use crate::fields::Fields;
+use crate::fields::{Fields, parse};
 use crate::params::Params;
 use crate::routes::{Asked, Call};
 
@@ -26,7 +27,7 @@ fn read(engine: &Engine, body: &[u8]) -> Result<Asked<Output>> {
     let card = &engine.card;
     let mut fields = Fields::body(body)?;
     engine.check_model(fields.string("model")?.as_deref())?;
-    let mut object = begun(&fields, &card.id);
+    let given = fields.clone();
     let mut messages = Vec::new();
     if let Some(instructions) = fields.string("instructions")? {
         messages.push(Message::new(Role::System, instructions));
@@ -36,38 +37,51 @@ fn read(engine: &Engine, body: &[u8]) -> Result<Asked<Output>> {
         return Err(ApiError::field("input", "at least one message", "none"));
     }
     let (thinking, budget) = effort(&mut fields)?.resolve(card)?;
-    let mut params = Params::read(&mut fields, card, card.sampling(thinking))?;
+    let mut params = Params::read(&mut fields, card, card.sampling(thinking), 1)?;
     params.max_tokens = fields.whole("max_output_tokens", 1)?.or(params.max_tokens);
     if params.choices > 1 {
         return Err(ApiError::field("n", "one answer", params.choices));
     }
-    // With the digits that they are written with.
-    let number = |value: f32| serde_json::from_str::<Value>(&value.to_string()).unwrap_or_default();
-    object["temperature"] = number(params.sampling.temperature);
-    object["top_p"] = number(params.sampling.top_p);
+    let (sampling, max_tokens) = (params.sampling.clone(), params.max_tokens);
     let mut chat = Chat { budget, ..Chat::new(messages, thinking, params) };
-    for (at, value) in fields.array("tools")?.unwrap_or_default() {
+    for (at, value) in fields.array("tools")? {
         let mut tool = Fields::read(value, at)?;
         expect_function(&mut tool)?;
         tool.ignore(&["strict"]);
         chat.tools.push(flat_tool(tool, "parameters")?);
     }
-    chat.tool_choice = tool_choice(&mut fields)?;
+    chat.tool_choice = openai_choice(&mut fields, None)?;
     check_choice(&chat.tool_choice, &chat.tools)?;
     chat.parallel_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
-    chat.format = format(&mut fields)?;
+    if let Some(mut text) = fields.object("text")? {
+        chat.format = openai_format(&mut text, "format", None)?;
+        text.finish()?;
+    }
     for (name, only) in [("truncation", "\"disabled\""), ("background", "false")] {
         if let Some(value) = fields.take(name).filter(|value| value.get() != only) {
             return Err(ApiError::field(name, only, value.get()));
         }
     }
-    fields.ignore(&["include"]);
+    for (at, value) in fields.array("include")? {
+        // There is nothing encrypted here, so that nothing of it is left out.
+        let only = "reasoning.encrypted_content";
+        let wanted: String = parse(value, &at, &format!("{only:?}"))?;
+        if wanted != only {
+            return Err(ApiError::field(&at, &format!("{only:?}"), format!("{wanted:?}")));
+        }
+    }
     let streamed = fields.boolean("stream")?.unwrap_or(false);
     if let Some(mut options) = fields.object("stream_options")? {
         options.ignore(&["include_obfuscation"]);
         options.finish()?;
     }
     fields.finish()?;
+    let mut object = begun(&given, &card.id);
+    // With the digits that they are written with.
+    let number = |value: f32| serde_json::from_str::<Value>(&value.to_string()).unwrap_or_default();
+    object["temperature"] = number(sampling.temperature);
+    object["top_p"] = number(sampling.top_p);
+    object["max_output_tokens"] = max_tokens.into();
     Ok((chat.asks(engine)?, Output::new(object), streamed))
 }
 
@@ -86,7 +100,6 @@ fn begun(fields: &Fields<'_>, model: &str) -> Value {
         "error": null,
         "incomplete_details": null,
         "instructions": echo("instructions", Value::Null),
-        "max_output_tokens": echo("max_output_tokens", Value::Null),
         "metadata": echo("metadata", json!({})),
         "model": model,
         "output": [],
@@ -109,44 +122,4 @@ fn effort(fields: &mut Fields<'_>) -> Result<Effort> {
     let word = reasoning.string("effort")?;
     reasoning.finish()?;
     word.map_or(Ok(Effort::default()), |word| Effort::from_word(&word, "reasoning.effort"))
-}
-
-fn tool_choice(fields: &mut Fields<'_>) -> Result<ToolChoice> {
-    let Some(value) = fields.take("tool_choice") else { return Ok(ToolChoice::Auto) };
-    match value.get() {
-        "\"none\"" => Ok(ToolChoice::None),
-        "\"auto\"" => Ok(ToolChoice::Auto),
-        "\"required\"" => Ok(ToolChoice::Required),
-        other if other.starts_with('{') => {
-            let mut choice = Fields::read(value, "tool_choice".into())?;
-            expect_function(&mut choice)?;
-            let name = choice.string("name")?.unwrap_or_default();
-            choice.finish()?;
-            Ok(ToolChoice::Named(name))
-        }
-        other => Err(ApiError::field("tool_choice", "none, auto, required or a function", other)),
-    }
-}
-
-fn format(fields: &mut Fields<'_>) -> Result<Format> {
-    let Some(mut text) = fields.object("text")? else { return Ok(Format::Text) };
-    let format = text.object("format")?;
-    text.finish()?;
-    let Some(mut format) = format else { return Ok(Format::Text) };
-    let read = match format.string("type")?.as_deref() {
-        Some("text") => Format::Text,
-        Some("json_object") => Format::Json(json!({"type": "object"}), "text.format".into()),
-        Some("json_schema") => {
-            format.ignore(&["name", "description", "strict"]);
-            let at = format.path("schema");
-            Format::fits(format.require("schema")?, at)?
-        }
-        other => {
-            let found = other.unwrap_or("nothing");
-            let expected = "text, json_object or json_schema";
-            return Err(ApiError::field("text.format.type", expected, found));
-        }
-    };
-    format.finish()?;
-    Ok(read)
 }
