@@ -5,12 +5,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Kernels that may spill more: `project_many` serves cards without Hopper's instructions, and spills outside its loop; `decode`
-/// keeps values of all phases in registers and spills some of them for a phase; quantised weights of 8B and more spill up to seven words outside the loop at 65 to 128 tokens,
-/// and the tall tiles of heads five.
+/// Kernels that may spill more: `project_many` serves cards without Hopper's instructions, and spills outside its loop;
+/// quantised weights of 8B and more spill up to seven words outside the loop at 65 to 128 tokens, and the tall tiles of heads five.
 const MAY_SPILL: &[&str] = &[
     "project_many_",
-    "decode_",
     "project_batch_Q8_0_128_3_RESIDUAL",
     "project_batch_Q4_0_128_3_RESIDUAL",
     "project_batch_Q4_1_128_3_RESIDUAL",
