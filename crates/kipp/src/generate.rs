@@ -208,7 +208,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// OpenAI's word for the end of an answer.
+/// The word for the end of an answer: OpenAI's, and three more for what it has none for.
 fn reason(reason: &FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",

@@ -107,10 +107,10 @@ impl ModelOptions {
     }
 }
 
-/// Opens the model of this name, and says so if nobody vouches for its weights.
+/// Opens the model of this name, and says so if its weights are not those of the pinned revision.
 pub fn open(name: Option<&str>) -> Result<Arc<Model>> {
     let model = Reference::parse(name)?.open()?;
-    if matches!(model.origin, Origin::Foreign | Origin::Unproven { .. }) {
+    if !matches!(model.origin, Origin::Pinned { .. }) {
         complain(&format!("weights: {}", origin(&model)));
     }
     Ok(model)

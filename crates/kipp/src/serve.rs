@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::backends::BackendName;
 use crate::options::{ModelOptions, parse_size, tokenizer_of};
-use crate::output::{complain, size, wrong_usage};
+use crate::output::{self, complain, size, wrong_usage};
 use crate::speculation::SpeculationOptions;
 use crate::store::BUILTIN;
 
@@ -199,9 +199,9 @@ fn load(args: &Args) -> Result<(Loaded, String)> {
         engine.speculate(speculation);
     }
     let banner = format!(
-        "checkpoint {} at {}, {}; context {context}{}; KV cache {} for {positions} positions; backend {} on {} threads",
+        "checkpoint {} ({}), {}; context {context}{}; KV cache {} for {positions} positions; backend {} on {} threads",
         checkpoint.id,
-        &checkpoint.revision[..12],
+        output::origin(&model),
         model.scheme.name(),
         if context < asked { format!(" of {asked}: the memory holds no more") } else { "".into() },
         size(kv.bytes(model.spec().layers)),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use model::registry::CHECKPOINTS;
-use model::{Checkpoint, Model, Scheme};
+use model::{Checkpoint, Model, Origin, Scheme};
 
 use crate::output::wrong_usage;
 
@@ -95,11 +95,29 @@ impl Reference {
             {
                 Model::builtin()?.requantised(*scheme)?
             }
-            Reference::Registered(checkpoint, scheme) => Model::open(&find(checkpoint, *scheme)?)?,
+            Reference::Registered(checkpoint, scheme) => {
+                open_kept(checkpoint, &find(checkpoint, *scheme)?)?
+            }
             Reference::File(path) => Model::open(path)?,
         };
         Ok(Arc::new(model))
     }
+}
+
+/// Opens a file of the models' folder, which must be what its name says: it may have been copied there by hand.
+fn open_kept(checkpoint: &Checkpoint, path: &Path) -> Result<Model> {
+    let model = Model::open(path)?;
+    let found = model.checkpoint().map_or("another model", |found| found.id);
+    let alike = found == checkpoint.id
+        || model.origin == Origin::Foreign && *model.spec() == checkpoint.spec;
+    if !alike || path_of(checkpoint, model.scheme)? != path {
+        bail!(
+            "{}: expected what the name says, found {found} in {}",
+            path.display(),
+            model.scheme.name()
+        );
+    }
+    Ok(model)
 }
 
 /// A registry entry by its id; `field` is where the user named it.

@@ -18,6 +18,9 @@ use crate::options::{KvName, ModelOptions, SyntheticOptions, Threads, parse_size
 use crate::output::{check_target, origin, print, write_file, wrong_usage};
 use crate::store::Reference;
 
+/// The bound of `--bound` by default.
+const BOUND: f64 = 1e-4;
+
 /// Checks backends against the scalar oracle on this machine.
 #[derive(clap::Args)]
 pub struct Args {
@@ -46,7 +49,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = KvName::Bf16)]
     kv: KvName,
     /// Largest normalised mean squared error of logits
-    #[arg(long, default_value_t = 1e-4, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = BOUND, allow_negative_numbers = true)]
     bound: f64,
     /// Run only the gates whose name contains this
     #[arg(long)]
@@ -163,8 +166,11 @@ impl Args {
     }
 
     /// Keeps beside kipp's own file of a model what all gates said of it.
+    /// A run with a bound or a cache of its own says nothing of the usual one.
     fn note(&self, backend: BackendName, held: bool) -> Result<()> {
         if self.gate.is_none()
+            && self.bound == BOUND
+            && self.kv == KvName::Bf16
             && self.synthetic.synthetic.is_none()
             && let Some(file) = Reference::parse(self.model.as_deref())?.kept()
         {

@@ -319,7 +319,7 @@ fn sampling(rig: &mut Rig<'_>) -> Result<Finding, BackendError> {
         }
     }
     // A device's own exp and log may order two draws differently that all but tie.
-    let bound = 1.0;
+    let bound = if rig.is_bitwise() { 0.0 } else { 1.0 };
     Ok(Finding { figure: f64::from(differing), bound, unit: Unit::DifferingAnswers, detail })
 }
 

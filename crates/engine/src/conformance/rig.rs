@@ -264,16 +264,22 @@ impl Bench {
     /// Runs a batch whose rows all want logits.
     pub fn run(&mut self, batch: &Batch) -> Result<Logits, BackendError> {
         let logits = |answer| match answer {
-            Answer::Logits(logits) => logits,
-            Answer::Choice(_) | Answer::NotFinite => Vec::new(),
+            Answer::Logits(logits) => Ok(logits),
+            other => Err(BackendError::Device(format!("expected logits, found {other:?}"))),
         };
-        Ok(self.answers(batch)?.into_iter().map(logits).collect())
+        self.answers(batch)?.into_iter().map(logits).collect()
     }
 
     /// Runs a batch.
     pub fn answers(&mut self, batch: &Batch) -> Result<Vec<Answer>, BackendError> {
         let mut output = Output::default();
         self.backend.forward(batch, &mut output)?;
+        let (found, expected) = (output.answers.len(), batch.rows.len());
+        if found != expected {
+            return Err(BackendError::Device(format!(
+                "expected {expected} answers, found {found}"
+            )));
+        }
         Ok(output.answers)
     }
 }

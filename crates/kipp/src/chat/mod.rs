@@ -23,7 +23,7 @@ use text::{Begin, Conversation, Message, Role, Tokenizer};
 
 use crate::interrupt;
 use crate::options::{ModelOptions, tokenizer_of};
-use crate::output::{complain, print, write_file, wrong_usage};
+use crate::output::{check_target, complain, print, write_file, wrong_usage};
 use crate::speculation::SpeculationOptions;
 use crate::store;
 
@@ -192,7 +192,9 @@ impl Chat {
                 complain(&format!("{command}: expected the name of a file, found none"));
                 Ok(())
             }
-            "/save" => self.save(Path::new(rest)),
+            "/save" => {
+                check_target(command, Path::new(rest)).and_then(|()| self.save(Path::new(rest)))
+            }
             "/load" => self.load(Path::new(rest)),
             command if command.starts_with('/') => {
                 complain(&format!("{command}: no such command; /help lists them"));
