@@ -407,7 +407,10 @@ impl Backend for CudaBackend {
         let asked: Vec<Asked> = batch.rows.iter().map(|row| Asked::of(&row.want, vocab)).collect();
         let slot = self.turn;
         self.make_room(slot, AnswerPlaces::of(&asked, vocab).bytes)?;
-        self.queue(slot, &asked)?;
+        if let Err(error) = self.queue(slot, &asked) {
+            // What was queued before it may still read the slot, which is written next.
+            return self.stream.wait().and(Err(error));
+        }
         self.turn = 1 - self.turn;
         self.drew.clear();
         self.drew.extend(batch.rows.iter().map(|row| matches!(row.want, Want::Sample(_))));

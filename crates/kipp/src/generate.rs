@@ -98,6 +98,7 @@ pub fn run(args: Args) -> Result<()> {
     match finished.reason {
         FinishReason::Error(why) | FinishReason::Constraint(why) => bail!(why),
         FinishReason::NoToken => bail!("no token is left to go on with"),
+        FinishReason::Cancelled => Err(interrupt::Interrupted.into()),
         _ => Ok(()),
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use model::registry::CHECKPOINTS;
-use model::{Checkpoint, Model, Scheme};
+use model::{Checkpoint, Scheme};
 use serde_json::{Map, Value, json};
 
 use crate::gates;
@@ -60,7 +60,7 @@ impl Entry {
     fn new(checkpoint: &'static Checkpoint, folder: &Path) -> Result<Self> {
         let mut files = Vec::new();
         for scheme in Scheme::ALL {
-            files.extend(File::find(&store::path_of(checkpoint, scheme)?, scheme));
+            files.extend(File::find(checkpoint, &store::path_of(checkpoint, scheme)?, scheme));
         }
         let unfinished = hub::pull::is_unfinished(folder, checkpoint);
         Ok(Entry { checkpoint, files, unfinished })
@@ -98,9 +98,9 @@ impl Entry {
 
 impl File {
     /// The file at this path, if there is one.
-    fn find(path: &Path, scheme: Scheme) -> Option<Self> {
+    fn find(checkpoint: &Checkpoint, path: &Path, scheme: Scheme) -> Option<Self> {
         let bytes = path.metadata().ok()?.len();
-        let origin = Model::open(path).map(|model| origin(&model));
+        let origin = store::open_kept(checkpoint, path).map(|model| origin(&model));
         let origin = origin.map_err(|error| error.to_string());
         Some(File { scheme, bytes, origin, gates: gates::known(path) })
     }

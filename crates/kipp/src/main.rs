@@ -1,6 +1,6 @@
 //! The `kipp` command line: one module a verb, each reading its flags, calling the libraries and printing.
 //!
-//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 wrong usage.
+//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
 #![forbid(unsafe_code)]
 
@@ -112,6 +112,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has seen enough.
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<interrupt::Interrupted>() => ExitCode::from(interrupt::STATUS),
         Err(error) => {
             output::complain(&format!("kipp: {error:#}"));
             if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }

@@ -16,8 +16,8 @@ const HEAD: &str = "\
 
 # Commands
 
-Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 wrong usage. The file that a command is
-to write must not be there yet, and appears under its name when it is whole.
+Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted. The file
+that a command is to write must not be there yet, and appears under its name when it is whole; until then it is `NAME.part`.
 ";
 
 /// Prints the reference of all commands in Markdown.

@@ -37,7 +37,7 @@ pub fn run(args: Args) -> Result<()> {
     let schemes = store::schemes(scheme.unwrap_or(Scheme::Bf16), args.head.as_deref())?;
     let out = store::path_of(checkpoint, schemes.0)?;
     if out.exists() {
-        Model::open(&out)?;
+        store::open_kept(checkpoint, &out)?;
         return print(&format!("{} is here\n", out.display()));
     }
     if checkpoint.id == BUILTIN && schemes.0 == Scheme::Bf16 {

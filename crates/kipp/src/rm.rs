@@ -30,6 +30,7 @@ pub fn run(args: Args) -> Result<()> {
             text += &format!("an unfinished pull ({})\n", size(bytes));
         }
     }
+    let _idle = hub::pull::hold(&store::folder()?, checkpoint)?;
     for scheme in store::schemes_of(scheme) {
         let path = store::path_of(checkpoint, scheme)?;
         for file in [path.clone(), store::gates_of(&path), path.with_added_extension("part")] {

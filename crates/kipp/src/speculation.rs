@@ -45,6 +45,9 @@ impl SpeculationOptions {
             return Ok(None);
         };
         let drafter: Box<dyn Drafter> = match spec {
+            SpecName::Ngram if self.draft_model.is_some() => {
+                return Err(wrong_usage("--spec ngram: expected no --draft-model, found one"));
+            }
             SpecName::Ngram => Box::<Ngram>::default(),
             SpecName::Draft => {
                 let name = self.draft_model.as_deref().context("--draft-model")?;

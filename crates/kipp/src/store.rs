@@ -105,7 +105,7 @@ impl Reference {
 }
 
 /// Opens a file of the models' folder, which must be what its name says: it may have been copied there by hand.
-fn open_kept(checkpoint: &Checkpoint, path: &Path) -> Result<Model> {
+pub fn open_kept(checkpoint: &Checkpoint, path: &Path) -> Result<Model> {
     let model = Model::open(path)?;
     let found = model.checkpoint().map_or("another model", |found| found.id);
     let alike = found == checkpoint.id

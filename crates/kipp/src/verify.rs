@@ -91,6 +91,10 @@ impl ValueEnum for Checked {
 /// Runs the verb.
 pub fn run(args: Args) -> Result<()> {
     args.json.iter().try_for_each(|path| check_target("--json", path))?;
+    if !(args.bound > 0.0 && args.bound.is_finite()) {
+        let found = args.bound;
+        return Err(wrong_usage(format!("--bound: expected a number above 0, found {found}")));
+    }
     let options = args.options(BackendName::Cpu);
     let model = args.synthetic.open_or(&options)?;
     options.context(&model)?;

@@ -547,3 +547,40 @@ fn bench_records_compare_and_draw() {
     let output = run(&["bench", "--compare", &a, other.to_str().expect("UTF-8")], b"");
     assert_eq!(output.status.code(), Some(1));
 }
+
+/// What a script must not take for a whole answer.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_answer_is_told_by_the_status() {
+    let args = ["generate", "--prompt", "Once", "--max-tokens", "1900", "--ignore-eos"];
+    let mut child = kipp(&args).stdout(Stdio::piped()).spawn().expect("kipp starts");
+    let mut first = [0];
+    child.stdout.as_mut().expect("piped").read_exact(&mut first).expect("a byte of the answer");
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(kill.expect("kill").success());
+    let output = child.wait_with_output().expect("kipp ends");
+    assert_eq!(output.status.code(), Some(130));
+}
+
+#[test]
+fn contradictions_are_wrong_usage() {
+    let args = ["generate", "--prompt", "x", "--spec", "ngram", "--draft-model", "kipp-tiny"];
+    let output = run(&args, b"");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("expected no --draft-model"));
+    for bound in ["nan", "0", "-1"] {
+        let output = run(&["verify", &format!("--bound={bound}")], b"");
+        assert_eq!(output.status.code(), Some(2), "{bound}");
+        assert!(stderr(&output).contains("--bound: expected a number above 0"));
+    }
+}
+
+/// A conversation that was kept is not lost to a slip of the pen.
+#[test]
+fn a_saved_conversation_is_not_overwritten() {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kept-conversation.json");
+    std::fs::write(&file, "kept").expect("written");
+    let output = run(&["chat"], format!("/save {}\n", file.display()).as_bytes());
+    assert!(stderr(&output).contains("/save: expected a name that is free"));
+    assert_eq!(std::fs::read_to_string(&file).expect("there"), "kept");
+}

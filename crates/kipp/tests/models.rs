@@ -126,6 +126,26 @@ fn schemes_of_the_built_in_model_are_made_listed_used_and_removed() {
     assert!(missing.contains("`kipp pull qwen3-0.6b:q4_0` brings it"), "{missing}");
 }
 
+/// Files are copied into the folder by hand, and hands slip.
+#[test]
+fn a_file_under_another_name_is_refused() {
+    let models = Models::new("misnamed");
+    models.prints(&["pull", "kipp-tiny:q8_0"]);
+    for name in ["kipp-tiny-q4_0.gguf", "qwen3-0.6b-q8_0.gguf"] {
+        fs::copy(models.file("kipp-tiny-q8_0.gguf"), models.file(name)).expect("copied");
+    }
+    for args in [
+        &["generate", "kipp-tiny:q4_0", "--prompt", "x"][..],
+        &["generate", "qwen3-0.6b", "--prompt", "x"],
+        &["pull", "qwen3-0.6b:q8_0"],
+    ] {
+        let error = models.refusal(args);
+        let expected = "expected what the name says, found kipp-tiny in q8_0";
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
+    assert_eq!(models.prints(&["ls"]).matches("unusable").count(), 2);
+}
+
 #[test]
 fn gates_that_ran_are_listed_until_the_file_changes() {
     let models = Models::new("gates");

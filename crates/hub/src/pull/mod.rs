@@ -111,13 +111,19 @@ pub fn is_unfinished(models: &Path, checkpoint: &Checkpoint) -> bool {
     unfinished(models, checkpoint).exists()
 }
 
+/// Keeps pulls of a checkpoint away for as long as the value lives; refuses while one is at it.
+pub fn hold(models: &Path, checkpoint: &Checkpoint) -> Result<Option<File>> {
+    let work = unfinished(models, checkpoint);
+    work.exists().then(|| lock(&work.with_added_extension("lock"))).transpose()
+}
+
 /// Forgets what unfinished pulls of a checkpoint left in a models' folder; says how many bytes they were.
 pub fn forget(models: &Path, checkpoint: &Checkpoint) -> Result<u64> {
     let work = unfinished(models, checkpoint);
     if !work.exists() {
         return Ok(0);
     }
-    let _lock = lock(&work.with_added_extension("lock"))?;
+    let _lock = hold(models, checkpoint)?;
     let mut bytes = 0;
     let failed = Error::of_file(&work);
     for entry in fs::read_dir(&work).map_err(failed)? {

@@ -148,6 +148,9 @@ impl Chat {
                 Ok(Some(text)) if self.obey(&text)? == Next::Go => {}
                 Ok(_) => break,
                 Err(ReadlineError::Interrupted) => {}
+                Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                    complain("expected UTF-8, found other bytes; the line is not sent");
+                }
                 Err(error) => return Err(error.into()),
             }
         }
